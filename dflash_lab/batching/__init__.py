@@ -1,0 +1,24 @@
+"""Plans: which samples share a batch, and in which order the batches are seen.
+
+A plan is a pure function of (lengths, config, epoch). The room takes an array of lengths and never a data set, imports
+numpy alone, and gives a `BatchPlan` that any DataLoader accepts as its `batch_sampler`.
+"""
+
+from dflash_lab.batching.bounds import bucket_of, equal_token_bounds
+from dflash_lab.batching.config import ORDERS, STRATEGIES, BatchingConfig
+from dflash_lab.batching.plan import BatchPlan
+from dflash_lab.batching.source_run import SOURCE_RUN_BUCKET_BOUNDS, source_run_config
+from dflash_lab.batching.strategies import EpochBatchSampler, plan_epoch
+
+__all__ = [
+    "ORDERS",
+    "SOURCE_RUN_BUCKET_BOUNDS",
+    "STRATEGIES",
+    "BatchPlan",
+    "BatchingConfig",
+    "EpochBatchSampler",
+    "bucket_of",
+    "equal_token_bounds",
+    "plan_epoch",
+    "source_run_config",
+]

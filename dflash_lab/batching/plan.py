@@ -1,0 +1,299 @@
+"""The plan of one epoch: an immutable value with its laws."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from dflash_lab.batching.bounds import bucket_of, check_lengths
+from dflash_lab.batching.config import BatchingConfig, whole_number
+
+LAYOUTS = ("padded", "packed")
+SHARD_MODES = ("drop", "repeat")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchPlan:
+    """Which samples form which batch, in the order in which the batches are seen, for one epoch.
+
+    `len(plan)` is the number of batches, `plan[i]` an int64 array of sample ids, and iteration gives lists, so that a
+    plan serves as the `batch_sampler` of a `torch.utils.data.DataLoader` for its epoch. All arrays are read-only.
+
+    Args:
+        sample_ids: int64 (num_planned,), batch after batch.
+        offsets: int64 (num_batches + 1,); batch i is `sample_ids[offsets[i]:offsets[i + 1]]`.
+        bucket_ids: int16 (num_batches,), -1 where the strategy has no buckets.
+        widths: int32 (num_batches,), the padded width: the longest sample of the batch, in tokens.
+        sample_lengths: int32 (num_planned,), tokens after the cut, beside `sample_ids`.
+        config: The settings, bucket bounds filled in.
+        epoch: Number of the epoch.
+        left_out: Reason -> int64 sample ids that are in no batch of this plan.
+        layout: "padded" (a batch costs size * longest) or "packed" (a row costs the budget).
+    """
+
+    sample_ids: np.ndarray
+    offsets: np.ndarray
+    bucket_ids: np.ndarray
+    widths: np.ndarray
+    sample_lengths: np.ndarray
+    config: BatchingConfig
+    epoch: int
+    left_out: Mapping[str, np.ndarray] = field(default_factory=dict)
+    layout: str = "padded"
+
+    def __post_init__(self) -> None:
+        for name, dtype in _ARRAYS.items():
+            array = np.ascontiguousarray(getattr(self, name), dtype=dtype).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        left_out = {reason: np.asarray(ids, dtype=np.int64) for reason, ids in self.left_out.items() if len(ids)}
+        object.__setattr__(self, "left_out", left_out)
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.widths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Give the sample ids of one batch: int64 (batch size,)."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"batch {index} of a plan with {len(self)} batches")
+        index %= len(self)
+        return self.sample_ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Give each batch as a list of sample ids."""
+        for begin, end in zip(self.offsets[:-1], self.offsets[1:], strict=True):
+            yield self.sample_ids[begin:end].tolist()
+
+    def __eq__(self, other: object) -> bool:
+        """Two plans are equal when they hold the same batches in the same order, made by the same settings."""
+        if not isinstance(other, BatchPlan):
+            return NotImplemented
+        return (self.fingerprint, self.config, self.epoch) == (other.fingerprint, other.config, other.epoch)
+
+    def __hash__(self) -> int:
+        """Hash by content."""
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        """One line, whatever the size."""
+        return (
+            f"BatchPlan(epoch {self.epoch}, {self.config.strategy}/{self.config.order}, {len(self):,} batches, "
+            f"{len(self.sample_ids):,} samples, padding efficiency {self.padding_efficiency:.3f}, "
+            f"budget use {self.budget_use:.3f}, {self.num_left_out:,} left out)"
+        )
+
+    @property
+    def batch_sizes(self) -> np.ndarray:
+        """Samples in each batch: int64 (num_batches,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def padded_tokens_by_batch(self) -> np.ndarray:
+        """Cost of each batch, padding included, in tokens: int64 (num_batches,)."""
+        if self.layout == "packed":
+            return np.full(len(self), self.config.token_budget, dtype=np.int64)
+        return self.batch_sizes * self.widths.astype(np.int64)
+
+    @property
+    def real_tokens_by_batch(self) -> np.ndarray:
+        """Tokens of each batch without padding: int64 (num_batches,)."""
+        return np.add.reduceat(self.sample_lengths.astype(np.int64), self.offsets[:-1])
+
+    @cached_property
+    def real_tokens(self) -> int:
+        """Tokens without padding."""
+        return int(self.sample_lengths.sum(dtype=np.int64))
+
+    @cached_property
+    def padded_tokens(self) -> int:
+        """Tokens with padding."""
+        return int(self.padded_tokens_by_batch.sum())
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Real / padded tokens, in (0, 1]."""
+        return self.real_tokens / self.padded_tokens
+
+    @property
+    def budget_use(self) -> float:
+        """Real tokens / (batches * budget), in (0, 1]; also counts the corner that no further sample fits into."""
+        return self.real_tokens / (len(self) * self.config.token_budget)
+
+    @property
+    def num_left_out(self) -> int:
+        """Samples that are in no batch of this plan."""
+        return sum(map(len, self.left_out.values()))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the content: the same batches in the same order have the same fingerprint."""
+        digest = blake2b(f"plan 1 {self.layout}".encode(), digest_size=16)
+        for name, dtype in _ARRAYS.items():
+            array = np.asarray(getattr(self, name), dtype=np.dtype(dtype).newbyteorder("<"))
+            digest.update(f" {name} {len(array)} ".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def shard(self, rank: int, world_size: int, *, mode: str = "drop") -> BatchPlan:
+        """Deal the batches to ranks in turn, the same number to each.
+
+        Args:
+            rank: This rank, in [0, world_size).
+            world_size: Number of ranks, >= 1.
+            mode: What to do when the batches do not divide by the ranks. "drop" leaves the last few out; which
+                samples are in them changes every epoch, also for an order that does not change. "repeat" gives the
+                first batches again at the end.
+
+        Returns:
+            This rank's plan; `left_out` names the samples of "other_ranks" and of the "dropped_tail".
+
+        Raises:
+            ValueError: If an argument is out of range, or this rank would get no batch.
+        """
+        world_size = whole_number("world_size", world_size, least=1)
+        rank = whole_number("rank", rank, least=0, most=world_size - 1)
+        if mode not in SHARD_MODES:
+            raise ValueError(f"mode is {mode!r}; legal: {', '.join(SHARD_MODES)}")
+        dealt, tail = np.arange(len(self)), np.arange(0)
+        remainder = len(self) % world_size
+        if mode == "repeat":
+            dealt = np.resize(dealt, -(-len(self) // world_size) * world_size)
+        elif remainder:
+            if self.config.order == "as_built":
+                # The order is the same every epoch, so another stretch of it is left out each time.
+                dealt = np.roll(dealt, self.epoch * remainder)
+            tail, dealt = dealt[-remainder:], np.sort(dealt[:-remainder])
+        mine = dealt[rank::world_size]
+        if not mine.size:
+            raise ValueError(
+                f"{len(self)} batches give none to each of {world_size} ranks; "
+                f'lower token_budget or world_size, or take mode="repeat"'
+            )
+        others = np.setdiff1d(dealt, mine)
+        return self._take(mine, {"other_ranks": others, "dropped_tail": tail})
+
+    def skip(self, num_batches: int) -> BatchPlan:
+        """Give the rest of the epoch after `num_batches` batches have been trained.
+
+        Args:
+            num_batches: In [0, len(plan)).
+
+        Returns:
+            The remaining batches; `left_out` names the samples that are "skipped".
+
+        Raises:
+            ValueError: If no batch would remain; position n of n is position 0 of the next epoch.
+        """
+        num_batches = whole_number("num_batches", num_batches, least=0, most=len(self) - 1)
+        every = np.arange(len(self))
+        return self._take(every[num_batches:], {"skipped": every[:num_batches]})
+
+    def _take(self, batches: np.ndarray, rest: dict[str, np.ndarray]) -> BatchPlan:
+        """Give some batches as a plan of their own, and name the samples of the rest."""
+        left_out = dict(self.left_out)
+        for reason, others in rest.items():
+            left_out[reason] = np.concatenate(
+                [left_out.get(reason, others[:0]), self.sample_ids[self._members(others)]]
+            )
+        members = self._members(batches)
+        return dataclasses.replace(
+            self,
+            sample_ids=self.sample_ids[members],
+            offsets=np.concatenate([[0], np.cumsum(self.batch_sizes[batches])]),
+            bucket_ids=self.bucket_ids[batches],
+            widths=self.widths[batches],
+            sample_lengths=self.sample_lengths[members],
+            left_out=left_out,
+        )
+
+    def _members(self, batches: np.ndarray) -> np.ndarray:
+        """Places of the batches' samples in `sample_ids`: int64."""
+        sizes = self.batch_sizes[batches]
+        ends = np.cumsum(sizes)
+        return np.arange(sizes.sum()) + np.repeat(self.offsets[:-1][batches] - (ends - sizes), sizes)
+
+    def validate(self, lengths: object) -> None:
+        """Check every law of a plan against the lengths that it was made from.
+
+        Args:
+            lengths: Whole numbers >= 1 (num_samples,), in tokens, before the cut.
+
+        Raises:
+            ValueError: If a law is broken; the message names the law and the first batch or sample.
+        """
+        cut = np.minimum(check_lengths(lengths), self.config.max_seq_len)
+        _law(
+            self.offsets[0] == 0 and self.offsets[-1] == len(self.sample_ids) and (self.batch_sizes >= 1).all(),
+            "offsets do not cut the samples into batches of at least one",
+        )
+        inside = (self.sample_ids >= 0) & (self.sample_ids < len(cut))
+        _law(inside.all(), f"sample ids outside [0, {len(cut)})")
+        _first(self.sample_lengths != cut[self.sample_ids], "the length differs from the data at place")
+        seen = np.bincount(self.sample_ids, minlength=len(cut))
+        _first(seen > 1, "more than one batch holds sample")
+        for ids in self.left_out.values():
+            seen[ids] += 1
+        _first(seen == 0, "neither planned nor left out: sample")
+        _first(self.batch_sizes > self.config.max_batch_size, "more than max_batch_size samples in batch")
+        costs = self.real_tokens_by_batch if self.layout == "packed" else self.padded_tokens_by_batch
+        _first(costs > self.config.token_budget, "over token_budget: batch")
+        if self.layout == "padded":
+            longest = np.maximum.reduceat(self.sample_lengths, self.offsets[:-1])
+            _first(longest != self.widths, "the width is not the longest sample in batch")
+        if (self.bucket_ids >= 0).any() and self.config.bucket_bounds:
+            buckets = bucket_of(self.sample_lengths, self.config.bucket_bounds)
+            _first(buckets != np.repeat(self.bucket_ids, self.batch_sizes), "a batch of another bucket at place")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as Parquet, one row a batch, with its config and fingerprint; written aside and renamed.
+
+        Args:
+            path: Where to; folders are made.
+        """
+        from dflash_lab.batching.plan_file import write_plan
+
+        write_plan(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BatchPlan:
+        """Read a plan that `save` has written.
+
+        Args:
+            path: The Parquet file.
+
+        Returns:
+            A plan equal to the saved one.
+
+        Raises:
+            ValueError: If the file is not a saved plan or its content does not match its fingerprint.
+        """
+        from dflash_lab.batching.plan_file import read_plan
+
+        return read_plan(Path(path))
+
+
+_ARRAYS = {
+    "sample_ids": np.int64,
+    "offsets": np.int64,
+    "bucket_ids": np.int16,
+    "widths": np.int32,
+    "sample_lengths": np.int32,
+}
+
+
+def _law(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(f"broken plan: {message}")
+
+
+def _first(broken: np.ndarray, message: str) -> None:
+    places = np.flatnonzero(broken)
+    _law(not places.size, f"{message} {places[0] if places.size else ''} ({places.size} in all)")
