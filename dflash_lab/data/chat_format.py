@@ -1,0 +1,120 @@
+"""A tokenizer and a chat template as one plain value that travels to worker processes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# The expression by which transformers itself decides whether a template carries marks.
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFormat:
+    """A tokenizer and a chat template as plain text, so that it travels to worker processes unchanged.
+
+    Attributes:
+        tokenizer_json: The fast tokenizer, as in a tokenizer.json file.
+        chat_template: Jinja text.
+        special_tokens: Names that the template may use (`bos_token`, ...) and their text.
+    """
+
+    tokenizer_json: str
+    chat_template: str
+    special_tokens: dict[str, Any]
+
+    @property
+    def mask_method(self) -> Literal["generation", "prefix"]:
+        """ "generation" when the template marks the assistant's text itself, else "prefix"."""
+        return "generation" if GENERATION_MARK.search(self.chat_template) else "prefix"
+
+    @classmethod
+    def load(cls, tokenizer: Any, chat_template: str | Path | None = None) -> ChatFormat:
+        """Read a tokenizer and settle which template holds.
+
+        Args:
+            tokenizer: A fast Hugging Face tokenizer, a `tokenizers.Tokenizer`, a folder of `save_pretrained`, or a
+                tokenizer.json file (with tokenizer_config.json beside it, the whole folder is read).
+            chat_template: Jinja text or a file that holds it; None takes the tokenizer's own.
+
+        Raises:
+            ValueError: If there is no such tokenizer, it is not a fast one, or no template is to be had.
+        """
+        loaded = _load_tokenizer(tokenizer)
+        if chat_template is None:
+            if not loaded.chat_template:
+                raise ValueError(
+                    f"tokenizer {_shown(tokenizer)} brings no chat template; give chat_template= (Jinja text or a file)"
+                )
+            template = loaded.get_chat_template()
+        else:
+            template = _read_template(chat_template)
+        special_tokens = dict(loaded.special_tokens_map)
+        _check_special_tokens(template, special_tokens)
+        return cls(
+            tokenizer_json=loaded.backend_tokenizer.to_str(), chat_template=template, special_tokens=special_tokens
+        )
+
+
+def _load_tokenizer(tokenizer: Any) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    if isinstance(tokenizer, Tokenizer):
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    if isinstance(tokenizer, (str, Path)):
+        path = Path(tokenizer)
+        if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
+            path = path.parent
+        if path.is_file():
+            try:
+                return PreTrainedTokenizerFast(tokenizer_file=str(path))
+            except Exception as error:  # the Rust reader raises bare Exception for whatever it cannot parse
+                raise ValueError(f"tokenizer {path} is not a tokenizer.json file: {error}") from error
+        if not path.is_dir():
+            raise ValueError(f"tokenizer {path} does not exist; legal: a folder or a tokenizer.json file here")
+        if (path / "tokenizer.json").is_file():
+            # AutoTokenizer would import torch, seconds and hundreds of MB in each process.
+            return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(
+            f"tokenizer is a {type(tokenizer).__name__}; legal: a fast Hugging Face tokenizer "
+            "(PreTrainedTokenizerFast), a tokenizers.Tokenizer, a folder or a tokenizer.json file"
+        )
+    return tokenizer
+
+
+def _read_template(chat_template: str | Path) -> str:
+    if isinstance(chat_template, str) and re.search(r"\{[{%]", chat_template):
+        return chat_template
+    path = Path(chat_template)
+    if not path.is_file():
+        raise ValueError(f"chat_template {str(path)!r:.80} is neither Jinja text nor a file")
+    return path.read_text(encoding="utf-8")
+
+
+def _check_special_tokens(template: str, special_tokens: dict[str, Any]) -> None:
+    """Refuse names that Jinja would render as nothing: a bare tokenizer.json does not say what its `eos_token` is."""
+    if special_tokens:
+        return
+    missing = [
+        name for name in SPECIAL_TOKEN_NAMES if re.search(rf"\b{name}\b", template) and name not in special_tokens
+    ]
+    if missing:
+        raise ValueError(
+            f"the chat template uses {', '.join(missing)}, which the tokenizer does not name; give a folder with "
+            "tokenizer_config.json, or a tokenizer object that names them"
+        )
+
+
+def _shown(tokenizer: Any) -> str:
+    return str(tokenizer) if isinstance(tokenizer, (str, Path)) else type(tokenizer).__name__

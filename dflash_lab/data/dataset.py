@@ -1,0 +1,333 @@
+"""Memory-mapped samples with random access, and all their lengths at hand."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from dflash_lab.batching import BatchingConfig, BatchPlan, plan_epoch
+from dflash_lab.data.index import SourceIndex, build_index, load_index, open_index
+from dflash_lab.data.readers import blocks_of_rows, blocks_of_tables, find_files
+from dflash_lab.data.report import DataReport
+from dflash_lab.data.rows import BLOCK_ROWS, RowBlock, canonical_columns
+from dflash_lab.data.selection import select_rows
+
+ON_BAD_ROW = ("error", "skip")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample, a copy of its own.
+
+    Args:
+        input_ids: int64 (L,).
+        loss_mask: bool (L,), True where a token is supervised.
+        sample_id: Its number in the data set.
+    """
+
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+    sample_id: int
+
+
+class PreloadedDataset:
+    """Samples of one source, numbered from 0 in the order of the source; made by `open` or one of the `from_` forms.
+
+    Lengths and loss tokens are known without reading a token; a sample is read from the memory map when it is asked
+    for, at a cost of its own length.
+
+    Attributes:
+        lengths: int32 (n,), tokens after the cut to `max_seq_len`.
+        loss_tokens: int32 (n,), supervised tokens after the cut.
+        row_numbers: int64 (n,), row of the source that each sample was, from 0.
+        sources: Series of text or null (n,), or None where the source names none.
+        report: What was read and what was left out, a `DataReport`.
+        fingerprint: Names the content: equal samples, cut in the same way, have equal fingerprints in any format.
+        max_seq_len: The cut, or None.
+    """
+
+    def __init__(
+        self,
+        index: SourceIndex,
+        *,
+        name: str,
+        max_seq_len: int | None,
+        vocab_size: int | None,
+        min_loss_tokens: int,
+        on_bad_row: str,
+        ignored_files: tuple[str, ...] = (),
+    ) -> None:
+        self._index = index
+        self.max_seq_len = max_seq_len
+        chosen = select_rows(
+            index,
+            max_seq_len=max_seq_len,
+            vocab_size=vocab_size,
+            min_loss_tokens=min_loss_tokens,
+            on_bad_row=on_bad_row,
+        )
+        kept = chosen.kept
+        if not kept.size:
+            raise ValueError(f"{name} holds no samples: {chosen.why_nothing_is_left(index.num_rows)}")
+        self._rows = index.token_rows[kept]
+        self.lengths = _frozen(chosen.lengths)
+        self.loss_tokens = _frozen(chosen.loss_tokens)
+        self.row_numbers = _frozen(index.row_numbers[kept])
+        self.sources = _sources(index.sources, kept)
+        self.fingerprint = self._fingerprint(index.digests[kept])
+        self.report = DataReport(
+            name=name,
+            num_rows=index.num_rows,
+            num_samples=len(kept),
+            left_out=chosen.left_out,
+            num_tokens=int(index.lengths.sum(dtype=np.int64)),
+            num_loss_tokens=int(index.loss_tokens.sum(dtype=np.int64)),
+            num_kept_tokens=int(self.lengths.sum(dtype=np.int64)),
+            num_kept_loss_tokens=int(self.loss_tokens.sum(dtype=np.int64)),
+            num_zero_loss_rows=int(np.count_nonzero(index.loss_tokens == 0)),
+            num_cut=int(np.count_nonzero(index.lengths[kept] > self.lengths)),
+            num_repeats=int(np.count_nonzero(index.repeats[kept])),
+            ignored_files=ignored_files,
+            examples=chosen.examples,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        split: str | None = None,
+        columns: Mapping[str, str | None] | None = None,
+        max_seq_len: int | None = None,
+        vocab_size: int | None = None,
+        min_loss_tokens: int = 1,
+        on_bad_row: str = "error",
+    ) -> PreloadedDataset:
+        """Open a file or folder of tokenised samples.
+
+        Reads JSONL (also .gz and .zst), Parquet, Arrow IPC files and streams, folders written by `save_to_disk`, and
+        folders of mixed shards. The first open streams the source once, checks every row and writes an index beside it
+        (in the folder .dflash_lab, or under DFLASH_LAB_CACHE, or in the user's cache where the source is read-only);
+        later opens read no tokens.
+
+        Args:
+            path: File or folder.
+            split: Split of a saved DatasetDict.
+            columns: Our names -> the names in the data, for input_ids, loss_mask, length and source.
+            max_seq_len: Samples are cut to this many tokens, ids and mask alike; None cuts nothing.
+            vocab_size: Ids at or past it make a row bad.
+            min_loss_tokens: A sample with fewer supervised tokens after the cut is left out and counted; >= 0.
+            on_bad_row: "error" stops at the first bad row, "skip" leaves bad rows out and counts them by reason.
+
+        Returns:
+            The data set.
+
+        Raises:
+            FileNotFoundError: If the path does not exist.
+            ValueError: If a file is cut off, foreign or without the columns; if a row is bad, naming file, physical
+                line or row, field and value; or if no sample is left.
+        """
+        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
+        names = canonical_columns(columns)
+        source = find_files(path, split=split)
+        index = open_index(source, names, stop_at_bad_row=on_bad_row == "error")
+        ignored = tuple(str(file.relative_to(source.path)) for file in source.ignored)
+        return cls(index, name=str(source.path), ignored_files=ignored, **options)
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Iterable[Mapping[str, object]],
+        *,
+        columns: Mapping[str, str | None] | None = None,
+        max_seq_len: int | None = None,
+        vocab_size: int | None = None,
+        min_loss_tokens: int = 1,
+        on_bad_row: str = "error",
+    ) -> PreloadedDataset:
+        """Make a data set of mappings, such as dicts with `input_ids` and `loss_mask`.
+
+        The rows are read once and kept in a temporary store that goes with the data set. Arguments and errors as
+        `open`.
+        """
+        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
+        return cls._spill(
+            blocks_of_rows(rows, canonical_columns(columns), name="the given rows"), "the given rows", options
+        )
+
+    @classmethod
+    def from_arrow(
+        cls,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        columns: Mapping[str, str | None] | None = None,
+        max_seq_len: int | None = None,
+        vocab_size: int | None = None,
+        min_loss_tokens: int = 1,
+        on_bad_row: str = "error",
+    ) -> PreloadedDataset:
+        """Make a data set of an Arrow table, chunked however; arguments and errors as `open`.
+
+        The rows are copied once into a temporary store that goes with the data set.
+        """
+        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise ValueError(f"table is a {type(table).__name__}; legal: a pyarrow Table or RecordBatch")
+        blocks = blocks_of_tables([table], canonical_columns(columns), name="the given table")
+        return cls._spill(blocks, "the given table", options)
+
+    @classmethod
+    def from_hf(
+        cls,
+        dataset: Any,
+        *,
+        split: str | None = None,
+        columns: Mapping[str, str | None] | None = None,
+        max_seq_len: int | None = None,
+        vocab_size: int | None = None,
+        min_loss_tokens: int = 1,
+        on_bad_row: str = "error",
+    ) -> PreloadedDataset:
+        """Make a data set of the rows that a Hugging Face `datasets.Dataset` shows: selected, shuffled, or all.
+
+        The rows are copied once into a temporary store that goes with the data set. A DatasetDict needs `split`.
+        Other arguments and errors as `open`.
+        """
+        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
+        if isinstance(dataset, Mapping):
+            if split not in dataset:
+                raise ValueError(
+                    f"the given DatasetDict has the splits {', '.join(map(repr, dataset))}; name one as split"
+                )
+            dataset = dataset[split]
+        elif split is not None:
+            raise ValueError(f"split is {split!r}, but the given data set is one split already; leave split out")
+        if not (hasattr(dataset, "with_format") and hasattr(dataset, "iter")):
+            raise ValueError(f"dataset is a {type(dataset).__name__}; legal: a datasets.Dataset or DatasetDict")
+        tables = dataset.with_format("arrow").iter(batch_size=BLOCK_ROWS)
+        blocks = blocks_of_tables(tables, canonical_columns(columns), name="the given data set")
+        return cls._spill(blocks, "the given data set", options)
+
+    @classmethod
+    def _spill(cls, blocks: Iterator[RowBlock], name: str, options: dict[str, Any]) -> PreloadedDataset:
+        """Write blocks to a temporary store, which goes when the data set does."""
+        base = Path(tempfile.mkdtemp(prefix="dflash_lab-"))
+        try:
+            stop = options["on_bad_row"] == "error"
+            build_index(blocks, base / "store", in_place=False, stop_at_bad_row=stop, label=name)
+            dataset = cls(load_index(base / "store", None), name=name, **options)
+        except BaseException:
+            shutil.rmtree(base, ignore_errors=True)
+            raise
+        weakref.finalize(dataset, shutil.rmtree, base, ignore_errors=True)
+        return dataset
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.lengths)
+
+    def __getitem__(self, sample_id: int) -> Sample:
+        """Read one sample, as a copy.
+
+        Raises:
+            IndexError: If there is no such sample.
+        """
+        number = range(len(self))[sample_id]
+        ids, mask = self.token_views(number)
+        return Sample(ids.astype(np.int64), mask.astype(bool), number)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Read the samples one after the other."""
+        return map(self.__getitem__, range(len(self)))
+
+    def token_views(self, sample_id: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give one sample's tokens in the map itself, for whoever copies them on.
+
+        Args:
+            sample_id: In [0, len).
+
+        Returns:
+            Ids and mask, both (L,), cut, in the store's own number types; not to be written or kept.
+        """
+        length = self.lengths[sample_id]
+        ids, mask = self._index.tokens.row(int(self._rows[sample_id]))
+        return ids[:length], mask[:length]
+
+    def build_batches(self, config: BatchingConfig, *, epoch: int) -> BatchPlan:
+        """Plan one epoch over these samples.
+
+        Args:
+            config: The settings; of its `max_seq_len` and the data set's the smaller holds.
+            epoch: Number of the epoch, >= 0.
+
+        Returns:
+            The plan.
+
+        Raises:
+            ValueError: As `plan_epoch`, and if the config's cut would leave a sample without loss tokens.
+        """
+        cut = config.max_seq_len
+        if cut < self.lengths.max():
+            within = self._index.loss_tokens_within(cut)
+            rows = np.searchsorted(self._index.row_numbers, self.row_numbers)
+            bare = np.flatnonzero((within[rows] == 0) & (self.loss_tokens > 0))
+            if bare.size:
+                raise ValueError(
+                    f"sample {bare[0]} has no loss token left after the cut to the config's max_seq_len {cut} "
+                    f"({bare.size} such samples); open the data set with max_seq_len={cut}, which leaves them out"
+                )
+        return plan_epoch(self.lengths, config, epoch=epoch)
+
+    def __repr__(self) -> str:
+        """One line, whatever the size."""
+        return (
+            f"PreloadedDataset({self.report.name}, {len(self):,} samples, {self.report.num_kept_tokens:,} tokens, "
+            f"{self.report.num_left_out:,} rows left out, {self.fingerprint})"
+        )
+
+    def _fingerprint(self, digests: np.ndarray) -> str:
+        digest = blake2b(f"samples 1 cut {self.max_seq_len}".encode(), digest_size=16)
+        digest.update(self.lengths.astype("<i4").tobytes())
+        digest.update(digests.astype("<u8").tobytes())
+        return digest.hexdigest()
+
+
+def _options(max_seq_len: object, vocab_size: object, min_loss_tokens: object, on_bad_row: str) -> dict[str, Any]:
+    """Check the options that every way to make a data set has."""
+    checked: dict[str, Any] = {"on_bad_row": on_bad_row}
+    for name, value, least in (
+        ("max_seq_len", max_seq_len, 1),
+        ("vocab_size", vocab_size, 1),
+        ("min_loss_tokens", min_loss_tokens, 0),
+    ):
+        optional = name != "min_loss_tokens"
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not (whole and value >= least) and not (optional and value is None):  # type: ignore[operator]
+            none = " or None" if optional else ""
+            raise ValueError(f"{name} is {value!r}; legal: a whole number >= {least}{none}")
+        checked[name] = value if value is None else int(value)  # type: ignore[call-overload]
+    if on_bad_row not in ON_BAD_ROW:
+        raise ValueError(f"on_bad_row is {on_bad_row!r}; legal: {', '.join(ON_BAD_ROW)}")
+    return checked
+
+
+def _sources(sources: pa.DictionaryArray, kept: np.ndarray) -> pl.Series | None:
+    if sources.null_count == len(sources):
+        return None
+    return pl.Series("source", pa.array(sources.dictionary).take(sources.indices.take(pa.array(kept))))
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array = array.view()
+    array.flags.writeable = False
+    return array
