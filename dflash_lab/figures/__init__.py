@@ -1,0 +1,38 @@
+"""Figures: a table in, a `matplotlib.figure.Figure` with an alt text out; `save_figure` puts it on disk.
+
+The room knows tables by their columns and nothing of what made them. It never touches pyplot, so no figure stays
+behind, and it draws with its own settings whatever the caller's are. Figures are as wide as half a printed page.
+"""
+
+from dflash_lab.figures.lengths import (
+    plot_bucket_shares,
+    plot_length_distribution,
+    plot_length_ecdf,
+    plot_lengths_by_source,
+)
+from dflash_lab.figures.order import plot_bucket_strip, plot_run_lengths
+from dflash_lab.figures.save import SavedFigure, save_figure
+from dflash_lab.figures.strategies import (
+    plot_bucket_count_curve,
+    plot_efficiency_vs_diversity,
+    plot_recomposition,
+    plot_strategies,
+)
+from dflash_lab.figures.style import figure_alt_text, set_alt_text
+
+__all__ = [
+    "SavedFigure",
+    "figure_alt_text",
+    "plot_bucket_count_curve",
+    "plot_bucket_shares",
+    "plot_bucket_strip",
+    "plot_efficiency_vs_diversity",
+    "plot_length_distribution",
+    "plot_length_ecdf",
+    "plot_lengths_by_source",
+    "plot_recomposition",
+    "plot_run_lengths",
+    "plot_strategies",
+    "save_figure",
+    "set_alt_text",
+]
