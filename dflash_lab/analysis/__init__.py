@@ -12,11 +12,17 @@ from dflash_lab.analysis.buckets import (
     run_length_counts,
     run_summary,
 )
-from dflash_lab.analysis.comparison import bucket_count_curve, compare_strategies
-from dflash_lab.analysis.lengths import length_ecdf, length_histogram, length_summary, length_table
+from dflash_lab.analysis.comparison import bucket_count_curve, compare_bounds, compare_strategies
+from dflash_lab.analysis.lengths import (
+    length_ecdf,
+    length_histogram,
+    length_summary,
+    length_table,
+    loss_share_histogram,
+)
 from dflash_lab.analysis.plans import PairCount, bucket_shares, pairs_together_again, plan_table
 from dflash_lab.analysis.runs import LossSpread, loss_by_bucket, loss_spread, ratio_of_sums
-from dflash_lab.analysis.source_run import reproduce_source_run, source_run_table
+from dflash_lab.analysis.source_run import reproduce_source_run, source_run_story, source_run_table
 
 __all__ = [
     "LossSpread",
@@ -27,12 +33,14 @@ __all__ = [
     "bucket_runs",
     "bucket_shares",
     "bucket_strip",
+    "compare_bounds",
     "compare_strategies",
     "length_ecdf",
     "length_histogram",
     "length_summary",
     "length_table",
     "loss_by_bucket",
+    "loss_share_histogram",
     "loss_spread",
     "pairs_together_again",
     "plan_table",
@@ -40,5 +48,6 @@ __all__ = [
     "reproduce_source_run",
     "run_length_counts",
     "run_summary",
+    "source_run_story",
     "source_run_table",
 ]

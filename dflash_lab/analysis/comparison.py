@@ -83,23 +83,52 @@ def bucket_count_curve(
     if not wanted:
         raise ValueError("num_buckets is empty; legal: at least one whole number >= 1")
     checked = check_lengths(lengths)
-    unordered = dataclasses.replace(config, order="as_built", longest_first=0, bucket_bounds=None)
-    fewest = len(plan_epoch(checked, dataclasses.replace(unordered, strategy="sorted"), epoch=epoch))
     cut = np.minimum(checked, config.max_seq_len)
-    # The plan leaves these out (or refuses them above), so they must not move the bounds.
+    # The plan leaves these out (or refuses them), so they must not move the bounds.
     usable = cut[cut <= config.token_budget]
+    bounds = [equal_token_bounds(usable, number) if len(usable) else (0, 1) for number in wanted]
+    rows = _bucket_rows(checked, config, bounds, epoch)
+    return pl.DataFrame(rows).select(pl.Series("num_buckets", wanted, dtype=pl.Int64), pl.all())
+
+
+def compare_bounds(
+    lengths: object, config: BatchingConfig, bounds: Mapping[str, Sequence[int]], *, epoch: int = 0
+) -> pl.DataFrame:
+    """Plan the lengths with several sets of bucket bounds.
+
+    Args:
+        lengths: Whole numbers >= 1 (num_samples,), in tokens, before the cut.
+        config: Budget, cut, most samples a batch and seed; order and strategy do not matter here.
+        bounds: Name -> increasing whole numbers starting at 0.
+        epoch: Epoch to plan, >= 0.
+
+    Returns:
+        One row a set: bounds (its name), then the columns of `bucket_count_curve` from num_buckets_made on.
+
+    Raises:
+        ValueError: If there is no set, bounds are not legal, or a plan is refused.
+    """
+    if not bounds:
+        raise ValueError("bounds is empty; legal: at least one name with its bucket bounds")
+    rows = _bucket_rows(check_lengths(lengths), config, list(bounds.values()), epoch)
+    return pl.DataFrame(rows).select(pl.Series("bounds", list(bounds)), pl.all())
+
+
+def _bucket_rows(
+    lengths: np.ndarray, config: BatchingConfig, bounds: Sequence[Sequence[int]], epoch: int
+) -> list[dict[str, object]]:
+    """Plan with each set of bounds, and say how far that is from the fewest batches."""
+    unordered = dataclasses.replace(config, order="as_built", longest_first=0, bucket_bounds=None)
+    fewest = len(plan_epoch(lengths, dataclasses.replace(unordered, strategy="sorted"), epoch=epoch))
     rows = []
-    for number in wanted:
-        bounds = equal_token_bounds(usable, number)
-        plan = plan_epoch(
-            checked, dataclasses.replace(unordered, strategy="bucketed", bucket_bounds=bounds), epoch=epoch
-        )
-        num_made = len(bounds) - 1
+    for numbers in bounds:
+        bucketed = dataclasses.replace(unordered, strategy="bucketed", bucket_bounds=tuple(numbers))
+        plan = plan_epoch(lengths, bucketed, epoch=epoch)
+        num_made = len(numbers) - 1
         rows.append(
             {
-                "num_buckets": number,
                 "num_buckets_made": num_made,
-                "bucket_bounds": list(bounds),
+                "bucket_bounds": list(numbers),
                 "num_batches": len(plan),
                 "padding_efficiency": plan.padding_efficiency,
                 "budget_use": plan.budget_use,
@@ -107,7 +136,7 @@ def bucket_count_curve(
                 "last_bucket_share_of_batches": np.count_nonzero(plan.bucket_ids == num_made - 1) / len(plan),
             }
         )
-    return pl.DataFrame(rows)
+    return rows
 
 
 @dataclass

@@ -135,6 +135,42 @@ def length_histogram(table: pl.DataFrame, *, num_bins: int = 40, log: bool = Tru
     )
 
 
+def loss_share_histogram(table: pl.DataFrame, *, num_bins: int = 20) -> pl.DataFrame:
+    """Count samples by the share of their tokens that is supervised.
+
+    Args:
+        table: What `length_table` gave, with loss tokens.
+        num_bins: Bins of equal width over [0, 1], >= 1; the last one holds 1 too.
+
+    Returns:
+        One row a bin, empty bins too: share_from, share_to, num_samples, num_tokens, share_of_samples,
+        share_of_tokens.
+
+    Raises:
+        ValueError: If `num_bins` is out of range, the table is empty or it knows no loss tokens.
+    """
+    num_bins = whole_number("num_bins", num_bins, least=1)
+    lengths = _lengths_of(table)
+    if table["loss_tokens"].null_count():
+        raise ValueError("the table knows no loss tokens; give length_table its loss_tokens")
+    shares = table["loss_tokens"].to_numpy() / lengths
+    # A share of exactly 1 would open a bin of its own.
+    bins = np.minimum((shares * num_bins).astype(np.int64), num_bins - 1)
+    num_samples = np.bincount(bins, minlength=num_bins)
+    num_tokens = np.bincount(bins, weights=lengths, minlength=num_bins).astype(np.int64)
+    edges = np.arange(num_bins + 1) / num_bins
+    return pl.DataFrame(
+        {
+            "share_from": edges[:-1],
+            "share_to": edges[1:],
+            "num_samples": num_samples,
+            "num_tokens": num_tokens,
+            "share_of_samples": num_samples / num_samples.sum(),
+            "share_of_tokens": num_tokens / num_tokens.sum(),
+        }
+    )
+
+
 def length_ecdf(table: pl.DataFrame, *, num_points: int = 256) -> pl.DataFrame:
     """Give the share of samples, and of tokens, in samples up to a length, before the cut.
 

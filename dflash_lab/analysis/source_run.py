@@ -60,6 +60,53 @@ _ROWS = (
     ("throughput, bucketed", "Ktok/s", "25-26", "reported", None, None, "scales the two modelled rates, no check"),
 )
 
+# Step, strategy of `batching.source_run_strategies`, Ktok/s as reported, what happened.
+_STORY = (
+    (1, "sorted", "30-32", "fast; who shares a batch is frozen, loss spikes from 0.93 to 4.6 and 6.4"),
+    (2, "random", "12", "cleanest gradients; one long sample pads its whole batch"),
+    (3, "bucketed", "25-26", "fast again; runs of long batches, loss resets from 0.5 up to 13"),
+    (4, "bucketed, no repeat", None, "its first form did not look ahead and kept one bucket for the end of the epoch"),
+    (5, "bucketed, stride", None, "each bucket spread evenly over the epoch"),
+)
+
+
+def source_run_story(comparison: pl.DataFrame) -> pl.DataFrame:
+    """Retell what the source run tried, in its order, with other lengths.
+
+    Args:
+        comparison: What `compare_strategies` gave for `batching.source_run_strategies`.
+
+    Returns:
+        One row a step: step, strategy, source_run_ktok_per_second (as reported, null where it stated none),
+        ours_ktok_per_second (modelled as time ~ padded tokens, scaled so that "bucketed" has the 26.2 of the source
+        run's log), longest_run_batches (of one bucket), share_pairs_together_again, what_happened (in the source run).
+
+    Raises:
+        ValueError: If a strategy of the story is not in the table.
+    """
+    missing = [name for _, name, _, _ in _STORY if name not in comparison["strategy"]]
+    if missing:
+        raise ValueError(f"the table has no strategy {', '.join(missing)}; give it batching.source_run_strategies")
+    schema = {
+        "step": pl.Int64,
+        "strategy": pl.String,
+        "source_run_ktok_per_second": pl.String,
+        "what_happened": pl.String,
+    }
+    story = pl.DataFrame(_STORY, schema=schema, orient="row").join(
+        comparison, on="strategy", how="left", maintain_order="left"
+    )
+    bucketed = story.row(by_predicate=pl.col("strategy") == "bucketed", named=True)["padding_efficiency"]
+    return story.select(
+        "step",
+        "strategy",
+        "source_run_ktok_per_second",
+        ours_ktok_per_second=pl.col("padding_efficiency") / bucketed * SOURCE_RUN_KTOK_PER_SECOND,
+        longest_run_batches="longest_run_batches",
+        share_pairs_together_again="share_pairs_together_again",
+        what_happened="what_happened",
+    )
+
 
 def source_run_table() -> pl.DataFrame:
     """Give the source run's figures.

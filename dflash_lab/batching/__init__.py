@@ -7,7 +7,7 @@ numpy alone, and gives a `BatchPlan` that any DataLoader accepts as its `batch_s
 from dflash_lab.batching.bounds import bucket_of, equal_token_bounds
 from dflash_lab.batching.config import ORDERS, STRATEGIES, BatchingConfig
 from dflash_lab.batching.plan import BatchPlan
-from dflash_lab.batching.source_run import SOURCE_RUN_BUCKET_BOUNDS, source_run_config
+from dflash_lab.batching.source_run import SOURCE_RUN_BUCKET_BOUNDS, source_run_config, source_run_strategies
 from dflash_lab.batching.strategies import EpochBatchSampler, plan_epoch
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "equal_token_bounds",
     "plan_epoch",
     "source_run_config",
+    "source_run_strategies",
 ]

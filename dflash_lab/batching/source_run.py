@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dflash_lab.batching.config import BatchingConfig
 
 # Chosen by hand there; in tokens.
@@ -28,3 +30,22 @@ def source_run_config(strategy: str, *, order: str = "random", seed: int = 0) ->
         bucket_bounds=SOURCE_RUN_BUCKET_BOUNDS if strategy == "bucketed" else None,
         seed=seed,
     )
+
+
+def source_run_strategies(config: BatchingConfig) -> dict[str, BatchingConfig]:
+    """Give the strategies that the source run went through, in its order, under other settings.
+
+    Args:
+        config: Budget, cut, most samples a batch, bounds and seed of them all; its strategy and order are not used.
+
+    Returns:
+        Name -> settings: "sorted", "random", then "bucketed" in random order, with no repeat and in strides.
+    """
+    steps = {
+        "sorted": ("sorted", "random"),
+        "random": ("random", "random"),
+        "bucketed": ("bucketed", "random"),
+        "bucketed, no repeat": ("bucketed", "no_repeat"),
+        "bucketed, stride": ("bucketed", "stride"),
+    }
+    return {name: replace(config, strategy=strategy, order=order) for name, (strategy, order) in steps.items()}

@@ -46,7 +46,7 @@ class ChatFormat:
         Raises:
             ValueError: If there is no such tokenizer, it is not a fast one, or no template is to be had.
         """
-        loaded = _load_tokenizer(tokenizer)
+        loaded = load_tokenizer(tokenizer)
         if chat_template is None:
             if not loaded.chat_template:
                 raise ValueError(
@@ -62,14 +62,15 @@ class ChatFormat:
         )
 
 
-def _load_tokenizer(tokenizer: Any) -> PreTrainedTokenizerFast:
+def load_tokenizer(tokenizer: Any) -> PreTrainedTokenizerFast:
+    """Load a fast tokenizer from what `ChatFormat.load` takes; raises ValueError if there is none."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     if isinstance(tokenizer, Tokenizer):
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     if isinstance(tokenizer, (str, Path)):
-        path = Path(tokenizer)
+        path = Path(tokenizer).expanduser()
         if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
             path = path.parent
         if path.is_file():

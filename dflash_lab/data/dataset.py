@@ -21,6 +21,7 @@ from dflash_lab.data.readers import blocks_of_rows, blocks_of_tables, find_files
 from dflash_lab.data.report import DataReport
 from dflash_lab.data.rows import BLOCK_ROWS, RowBlock, canonical_columns
 from dflash_lab.data.selection import select_rows
+from dflash_lab.data.store import write_samples
 
 ON_BAD_ROW = ("error", "skip")
 
@@ -54,6 +55,7 @@ class PreloadedDataset:
         report: What was read and what was left out, a `DataReport`.
         fingerprint: Names the content: equal samples, cut in the same way, have equal fingerprints in any format.
         max_seq_len: The cut, or None.
+        max_id: Largest id among the samples, before the cut.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class PreloadedDataset:
         self.lengths = _frozen(chosen.lengths)
         self.loss_tokens = _frozen(chosen.loss_tokens)
         self.row_numbers = _frozen(index.row_numbers[kept])
+        self.max_id = int(index.max_ids[kept].max())
         self.sources = _sources(index.sources, kept)
         self.fingerprint = self._fingerprint(index.digests[kept])
         self.report = DataReport(
@@ -263,6 +266,19 @@ class PreloadedDataset:
         ids, mask = self._index.tokens.row(int(self._rows[sample_id]))
         return ids[:length], mask[:length]
 
+    def save(self, path: str | Path) -> None:
+        """Write the samples, as they were cut, to a token store of their own.
+
+        Args:
+            path: ".arrow" (read in place) or ".parquet"; written aside and renamed whole.
+        """
+        sources = [None] * len(self) if self.sources is None else self.sources.to_list()
+        rows = (
+            {"input_ids": sample.input_ids, "loss_mask": sample.loss_mask, "source": source}
+            for sample, source in zip(self, sources, strict=True)
+        )
+        write_samples(path, rows)
+
     def build_batches(self, config: BatchingConfig, *, epoch: int) -> BatchPlan:
         """Plan one epoch over these samples.
 
@@ -276,17 +292,22 @@ class PreloadedDataset:
         Raises:
             ValueError: As `plan_epoch`, and if the config's cut would leave a sample without loss tokens.
         """
-        cut = config.max_seq_len
-        if cut < self.lengths.max():
-            within = self._index.loss_tokens_within(cut)
-            rows = np.searchsorted(self._index.row_numbers, self.row_numbers)
-            bare = np.flatnonzero((within[rows] == 0) & (self.loss_tokens > 0))
-            if bare.size:
-                raise ValueError(
-                    f"sample {bare[0]} has no loss token left after the cut to the config's max_seq_len {cut} "
-                    f"({bare.size} such samples); open the data set with max_seq_len={cut}, which leaves them out"
-                )
+        bare = self.bare_after_cut(config.max_seq_len)
+        if bare.size:
+            raise ValueError(
+                f"sample {bare[0]} has no loss token left after the cut to the config's max_seq_len "
+                f"{config.max_seq_len} ({bare.size} such samples); open the data set with "
+                f"max_seq_len={config.max_seq_len}, which leaves them out"
+            )
         return plan_epoch(self.lengths, config, epoch=epoch)
+
+    def bare_after_cut(self, max_seq_len: int) -> np.ndarray:
+        """Find samples that have loss tokens, but none among their first `max_seq_len`: int64 sample ids."""
+        if max_seq_len >= self.lengths.max():
+            return np.arange(0)
+        within = self._index.loss_tokens_within(max_seq_len)
+        rows = np.searchsorted(self._index.row_numbers, self.row_numbers)
+        return np.flatnonzero((within[rows] == 0) & (self.loss_tokens > 0))
 
     def __repr__(self) -> str:
         """One line, whatever the size."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,7 @@ class LengthInput:
         sources: Text or null a sample, or None.
         dataset: The samples, or None for a profile.
         notes: What was read and left out, in words.
+        chats: The chat file that the samples were made of, or None.
     """
 
     name: str
@@ -45,6 +47,12 @@ class LengthInput:
     sources: pl.Series | None = None
     dataset: PreloadedDataset | None = None
     notes: str = ""
+    chats: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """The name as part of a file name: letters, digits, "-" and "_"."""
+        return re.sub(r"[^A-Za-z0-9_]+", "-", self.name.removesuffix(".jsonl")).strip("-") or "data"
 
 
 def open_lengths(
@@ -56,19 +64,22 @@ def open_lengths(
     split: str = "",
     tokenizer: str = "",
     chat_template: str = "",
+    turns: Literal["all", "last"] = "all",
     max_seq_len: int | None = None,
     on_bad_row: str = "error",
 ) -> LengthInput:
     """Open what a notebook's parameters name.
 
     Args:
-        data_path: Anything that `open_samples` takes; empty is the built-in corpus.
+        data_path: A file or folder of tokenised samples; a chat JSONL file, which is tokenised once into a store that
+            is kept beside it or in the cache; or empty for the built-in corpus.
         lengths: "source_run" takes lengths with the source run's profile, and no data; empty takes the data.
         num_samples: Size of the profile, >= 1.
         seed: Permutation of the profile, >= 0.
         split: Split of a saved DatasetDict; empty where there are none.
-        tokenizer: For a chat file, see `open_samples`.
-        chat_template: For a chat file, see `open_samples`.
+        tokenizer: For a chat file: a folder or tokenizer.json; empty takes the built-in tokenizer.
+        chat_template: For a chat file: a template file or Jinja text; empty takes the tokenizer's own.
+        turns: For a chat file: which assistant turns are supervised.
         max_seq_len: Cut in tokens; None cuts nothing.
         on_bad_row: "error" or "skip".
 
@@ -77,7 +88,7 @@ def open_lengths(
 
     Raises:
         FileNotFoundError: If `data_path` does not exist.
-        ValueError: As `PreloadedDataset.open`, and if both a profile and data are named.
+        ValueError: As `PreloadedDataset.open` and `tokenize_conversations`, and if both a profile and data are named.
     """
     if lengths not in PROFILES:
         raise ValueError(f"lengths is {lengths!r}; legal: 'source_run', or empty to take the data")
@@ -90,48 +101,43 @@ def open_lengths(
         return LengthInput(
             name="source-run profile", fingerprint=key_of([lengths, num_samples, seed]), lengths=cut, notes=note
         )
-    dataset, notes = _open(data_path, split, tokenizer, chat_template, "all", max_seq_len, on_bad_row)
+    if not data_path:
+        dataset, notes, chats = builtin_corpus(max_seq_len=max_seq_len), "", Path("builtin_chats.jsonl")
+    elif is_chat_file(chats := Path(data_path).expanduser().absolute()):
+        folder = _tokenized(chats, tokenizer, chat_template, turns, on_bad_row)
+        dataset = PreloadedDataset.open(folder / "samples.arrow", max_seq_len=max_seq_len)
+        notes = (folder / "report.txt").read_text() + "\n"
+    else:
+        dataset = PreloadedDataset.open(chats, split=split or None, max_seq_len=max_seq_len, on_bad_row=on_bad_row)
+        notes, chats = "", None
     return LengthInput(
-        name=Path(data_path).name if data_path else "built-in corpus",
+        name=Path(data_path).name or "built-in corpus",
         fingerprint=dataset.fingerprint,
         lengths=dataset.lengths,
         loss_tokens=dataset.loss_tokens,
         sources=dataset.sources,
         dataset=dataset,
-        notes=notes,
+        notes=f"{notes}{dataset.report}",
+        chats=chats,
     )
 
 
-def open_samples(
-    data_path: str = "",
-    *,
-    split: str = "",
-    tokenizer: str = "",
-    chat_template: str = "",
-    turns: Literal["all", "last"] = "all",
-    max_seq_len: int | None = None,
-    on_bad_row: str = "error",
-) -> PreloadedDataset:
-    """Open the samples that a notebook's parameters name.
+def save_prepared(samples: LengthInput, outputs: str | Path) -> Path:
+    """Write samples that were made of chats as a token store, for other notebooks and other tools.
 
     Args:
-        data_path: A file or folder of tokenised samples; a chat JSONL file, which is tokenised once into a store that
-            is kept beside it or in the cache; or empty for the built-in corpus.
-        split: Split of a saved DatasetDict; empty where there are none.
-        tokenizer: For a chat file: a folder or tokenizer.json; empty takes the built-in tokenizer.
-        chat_template: For a chat file: a template file or Jinja text; empty takes the tokenizer's own.
-        turns: For a chat file: which assistant turns are supervised.
-        max_seq_len: Cut in tokens; None cuts nothing.
-        on_bad_row: "error" or "skip".
+        samples: From `open_lengths`.
+        outputs: Folder; the store goes to data/NAME.arrow in it.
 
     Returns:
-        The data set.
-
-    Raises:
-        FileNotFoundError: If `data_path` does not exist.
-        ValueError: As `PreloadedDataset.open` and `tokenize_conversations`.
+        The store; for samples that were tokens already, the place that they were opened from.
     """
-    return _open(data_path, split, tokenizer, chat_template, turns, max_seq_len, on_bad_row)[0]
+    assert samples.dataset is not None
+    if samples.chats is None:
+        return Path(samples.dataset.report.name)
+    store = Path(outputs).absolute() / "data" / f"{samples.label}.arrow"
+    samples.dataset.save(store)
+    return store
 
 
 def is_chat_file(path: str | Path) -> bool:
@@ -143,28 +149,6 @@ def is_chat_file(path: str | Path) -> bool:
         if line.value is not None:
             return "input_ids" not in line.value and any(name in line.value for name in TURN_LISTS)
     return False
-
-
-def _open(
-    data_path: str,
-    split: str,
-    tokenizer: str,
-    chat_template: str,
-    turns: Literal["all", "last"],
-    max_seq_len: int | None,
-    on_bad_row: str,
-) -> tuple[PreloadedDataset, str]:
-    """The samples, and notes on what was read and left out."""
-    if not data_path:
-        dataset = builtin_corpus(max_seq_len=max_seq_len)
-        return dataset, str(dataset.report)
-    path = Path(data_path).expanduser()
-    if not is_chat_file(path):
-        dataset = PreloadedDataset.open(path, split=split or None, max_seq_len=max_seq_len, on_bad_row=on_bad_row)
-        return dataset, str(dataset.report)
-    folder = _tokenized(path.absolute(), tokenizer, chat_template, turns, on_bad_row)
-    dataset = PreloadedDataset.open(folder / "samples.arrow", max_seq_len=max_seq_len)
-    return dataset, f"{(folder / 'report.txt').read_text()}\n{dataset.report}"
 
 
 def _tokenized(path: Path, tokenizer: str, chat_template: str, turns: Literal["all", "last"], on_bad_row: str) -> Path:

@@ -19,6 +19,7 @@ from dflash_lab.figures.strategies import (
     plot_strategies,
 )
 from dflash_lab.figures.style import figure_alt_text, set_alt_text
+from dflash_lab.figures.supervision import plot_loss_share
 
 __all__ = [
     "SavedFigure",
@@ -30,6 +31,7 @@ __all__ = [
     "plot_length_distribution",
     "plot_length_ecdf",
     "plot_lengths_by_source",
+    "plot_loss_share",
     "plot_recomposition",
     "plot_run_lengths",
     "plot_strategies",

@@ -130,3 +130,36 @@ def test_the_source_runs_size_is_planned_whole() -> None:
     again = dict(zip(table["strategy"], table["share_pairs_together_again"], strict=True))
     assert again.pop("sorted/random") == 1.0
     assert all(0 < share < 0.001 for share in again.values())
+
+
+def test_bounds_are_compared_by_name() -> None:
+    table = analysis.compare_bounds(LENGTHS, BUCKETED, {"by hand": (0, 40, 80, 150), "one": (0, 150)})
+    assert table["bounds"].to_list() == ["by hand", "one"]
+    plan = batching.plan_epoch(LENGTHS, dataclasses.replace(BUCKETED, order="as_built"), epoch=0)
+    assert table.row(0, named=True)["num_batches"] == len(plan)
+    assert table.row(0, named=True)["padding_efficiency"] == plan.padding_efficiency
+    random = batching.plan_epoch(LENGTHS, CONFIGS["two"], epoch=0)
+    assert table.row(1, named=True)["num_buckets_made"] == 1
+    assert abs(table.row(1, named=True)["num_batches"] - len(random)) <= 10
+    with pytest.raises(ValueError, match="bounds is empty"):
+        analysis.compare_bounds(LENGTHS, BUCKETED, {})
+
+
+def test_the_source_runs_story_is_told_on_any_lengths() -> None:
+    strategies = batching.source_run_strategies(BUCKETED)
+    assert [(config.strategy, config.order) for config in strategies.values()] == [
+        ("sorted", "random"),
+        ("random", "random"),
+        ("bucketed", "random"),
+        ("bucketed", "no_repeat"),
+        ("bucketed", "stride"),
+    ]
+    comparison = analysis.compare_strategies(LENGTHS, strategies)
+    story = analysis.source_run_story(comparison)
+    assert story["step"].to_list() == [1, 2, 3, 4, 5]
+    assert story["source_run_ktok_per_second"].to_list() == ["30-32", "12", "25-26", None, None]
+    efficiency = comparison["padding_efficiency"]
+    assert story["ours_ktok_per_second"][0] == pytest.approx(26.2 * efficiency[0] / efficiency[2])
+    assert story["ours_ktok_per_second"][2] == pytest.approx(26.2)
+    with pytest.raises(ValueError, match="the table has no strategy bucketed, stride"):
+        analysis.source_run_story(comparison.head(4))

@@ -144,3 +144,14 @@ def test_a_million_samples_take_less_than_a_second_or_two() -> None:
     analysis.length_summary(table, by="bucket")
     # 0.1 s on two quiet cores; the limit only tells a vectorised table from a loop.
     assert time.perf_counter() - begin < 2
+
+
+def test_supervised_shares_are_binned_with_one_in_the_last_bin():
+    table = analysis.length_table([10, 10, 20, 4], loss_tokens=[0, 5, 20, 3])
+    bins = analysis.loss_share_histogram(table, num_bins=4)
+    assert bins["num_samples"].to_list() == [1, 0, 1, 2]
+    assert bins["num_tokens"].to_list() == [10, 0, 10, 24]
+    assert bins["share_of_samples"].sum() == bins["share_of_tokens"].sum() == 1
+    assert bins["share_from"].to_list() == [0, 0.25, 0.5, 0.75]
+    with pytest.raises(ValueError, match="the table knows no loss tokens; give length_table its loss_tokens"):
+        analysis.loss_share_histogram(analysis.length_table([3]))

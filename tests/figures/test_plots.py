@@ -54,6 +54,14 @@ SOURCES = pl.DataFrame(
         "p99_tokens": [8_000.0, 80.0],
     }
 )
+LOSS_SHARES = pl.DataFrame(
+    {
+        "share_from": [0.0, 0.5],
+        "share_to": [0.5, 1.0],
+        "share_of_samples": [0.4, 0.6],
+        "share_of_tokens": [0.3, 0.7],
+    }
+)
 STRIP = pl.DataFrame(
     {
         "strategy": ["bucketed"] * 4,
@@ -81,6 +89,7 @@ PLOTS: dict[str, tuple[Callable[[pl.DataFrame], Figure], pl.DataFrame, str]] = {
     "plot_length_distribution": (figures.plot_length_distribution, BINS, "begins at 512 tokens and holds 70 %"),
     "plot_length_ecdf": (figures.plot_length_ecdf, POINTS, "Half of the samples have up to 1,367 tokens"),
     "plot_lengths_by_source": (figures.plot_lengths_by_source, SOURCES, "(no source): median 80"),
+    "plot_loss_share": (figures.plot_loss_share, LOSS_SHARES, "at 50 % to 100 % and holds 60 % of the samples"),
     "plot_bucket_shares": (figures.plot_bucket_shares, BUCKETS, "770 and more tokens: 20 % of the samples"),
     "plot_strategies": (figures.plot_strategies, STRATEGIES, "bucketed: padding efficiency 0.865, budget use 0.824"),
     "plot_efficiency_vs_diversity": (figures.plot_efficiency_vs_diversity, STRATEGIES, "0.865, 0.024 % of pairs"),
