@@ -6,9 +6,10 @@ numpy alone, and gives a `BatchPlan` that any DataLoader accepts as its `batch_s
 
 from dflash_lab.batching.bounds import bucket_of, equal_token_bounds
 from dflash_lab.batching.config import ORDERS, STRATEGIES, BatchingConfig
+from dflash_lab.batching.epoch import EpochBatchSampler, plan_epoch
+from dflash_lab.batching.packing import least_possible_batches
 from dflash_lab.batching.plan import BatchPlan
 from dflash_lab.batching.source_run import SOURCE_RUN_BUCKET_BOUNDS, source_run_config, source_run_strategies
-from dflash_lab.batching.strategies import EpochBatchSampler, plan_epoch
 
 __all__ = [
     "ORDERS",
@@ -19,6 +20,7 @@ __all__ = [
     "EpochBatchSampler",
     "bucket_of",
     "equal_token_bounds",
+    "least_possible_batches",
     "plan_epoch",
     "source_run_config",
     "source_run_strategies",

@@ -5,8 +5,17 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
-STRATEGIES = ("as_given", "sorted", "random", "bucketed")
-ORDERS = ("as_built", "random", "no_repeat", "stride")
+STRATEGIES = ("as_given", "sorted", "random", "bucketed", "capacity", "pooled", "packed")
+ORDERS = (
+    "as_built",
+    "random",
+    "no_repeat_naive",
+    "no_repeat",
+    "stride",
+    "low_discrepancy",
+    "window_strata",
+    "window_balanced",
+)
 ON_OVERSIZE = ("error", "drop")
 
 # Widths and lengths are int32 in a plan.
@@ -45,17 +54,25 @@ class BatchingConfig:
     """What a plan is made from, next to the lengths and the epoch.
 
     Args:
-        strategy: Who shares a batch. "as_given" packs in the order of the data, "sorted" from the longest to the
-            shortest (the same composition every epoch), "random" in a new shuffle every epoch, "bucketed" in a new
-            shuffle inside each bucket.
+        strategy: Who shares a batch. "as_given" packs in the order of the data; "sorted" from the longest to the
+            shortest, the same batches every epoch; the others compose anew every epoch: "random" in a full shuffle,
+            "bucketed" in a shuffle of each bucket, "capacity" in a shuffle of the samples of which equally many fit,
+            "pooled" sorted inside pools of a shuffle, "packed" in rows without padding.
         token_budget: Most padded tokens in a batch (batch size * longest sample), inclusive.
         max_seq_len: Longer samples are cut to this many tokens before anything else.
         max_batch_size: Most samples in a batch.
-        order: When a batch is seen. "as_built" keeps the builder's order, "random" shuffles, "no_repeat" draws at
-            random with the fewest and shortest runs of one bucket, "stride" spreads each bucket evenly.
+        order: When a batch is seen. "as_built" keeps the builder's order; "random" shuffles; "no_repeat" draws at
+            random with the fewest and shortest runs of one bucket there can be ("no_repeat_naive" without looking
+            ahead); "stride" spreads each bucket evenly; "low_discrepancy" spreads the mean lengths evenly;
+            "window_strata" gives every accumulation window one batch of each of `window` length strata, and
+            "window_balanced" evens out what that leaves.
         bucket_bounds: Increasing whole numbers starting at 0, in tokens; bucket i is the half-open interval
             [bounds[i], bounds[i + 1]), and the last bucket also takes what is longer. Used by "bucketed"; None there
             means six buckets of equal tokens, and the plan's own config names them.
+        num_cuts: For "capacity": length quantiles, shifted every epoch, at which its classes are cut further; more of
+            them pad less and shuffle less, 0 cuts nothing.
+        pool_size: For "pooled": samples in a pool.
+        window: Batches of an accumulation window, for the window orders and for `BatchPlan.shard`.
         longest_first: So many of the batches with most padded tokens come first, to find out at once whether they fit.
         on_oversize: What happens to a sample that alone exceeds the budget: "error", or "drop" with a count in
             `BatchPlan.left_out`.
@@ -71,6 +88,9 @@ class BatchingConfig:
     max_batch_size: int = 64
     order: str = "random"
     bucket_bounds: tuple[int, ...] | None = None
+    num_cuts: int = 64
+    pool_size: int = 8192
+    window: int = 4
     longest_first: int = 0
     on_oversize: str = "error"
     seed: int = 0
@@ -84,10 +104,15 @@ class BatchingConfig:
             ("token_budget", 1, None),
             ("max_seq_len", 1, MAX_TOKENS),
             ("max_batch_size", 1, None),
+            ("num_cuts", 0, None),
+            ("pool_size", 1, None),
+            ("window", 1, None),
             ("longest_first", 0, None),
             ("seed", 0, None),
         ):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least, most=most))
+        if self.strategy == "packed" and self.token_budget > MAX_TOKENS:
+            raise ValueError(f"token_budget is {self.token_budget}; legal for packed rows: at most {MAX_TOKENS}")
         if self.bucket_bounds is not None:
             object.__setattr__(self, "bucket_bounds", check_bounds(self.bucket_bounds))
 
@@ -104,9 +129,12 @@ def check_bounds(bounds: object) -> tuple[int, ...]:
     Raises:
         ValueError: If they are not.
     """
-    legal = "increasing whole numbers starting at 0, at least two, such as (0, 1024, 8192)"
+    legal = f"increasing whole numbers from 0 to at most {MAX_TOKENS + 1}, at least two, such as (0, 1024, 8192)"
     try:
-        numbers = tuple(whole_number("bucket_bounds", bound, least=0) for bound in bounds)  # type: ignore[attr-defined]
+        numbers = tuple(
+            whole_number("bucket_bounds", bound, least=0, most=MAX_TOKENS + 1)
+            for bound in bounds  # type: ignore[attr-defined]
+        )
     except (TypeError, ValueError):
         numbers = ()
     rising = all(low < high for low, high in zip(numbers, numbers[1:], strict=False))

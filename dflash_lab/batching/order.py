@@ -1,7 +1,7 @@
 """When a batch is seen: orders over batches that are already composed.
 
-An order costs no padding; it decides how alike neighbouring batches are. Orders work on groups of batches: their
-buckets, or, where a strategy has none, classes of their mean length.
+An order costs no padding; it decides how alike neighbouring batches are, and how alike the accumulation windows.
+Orders of groups work on buckets, or, where a strategy has none, on classes of mean length.
 """
 
 from __future__ import annotations
@@ -11,36 +11,61 @@ from itertools import accumulate
 
 import numpy as np
 
+from dflash_lab.batching.config import BatchingConfig
+from dflash_lab.batching.draws import Draws
+from dflash_lab.batching.packing import Packing
+from dflash_lab.batching.windows import balance, low_discrepancy, window_strata
+
 # Batches without buckets are grouped by mean length into as many classes of equal size as the source run had buckets.
 NUM_LENGTH_CLASSES = 6
 
 
-def order_batches(order: str, bucket_ids: np.ndarray, mean_lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def order_batches(packing: Packing, lengths: np.ndarray, config: BatchingConfig, draws: Draws) -> np.ndarray:
     """Put batches in the order in which they are seen.
 
     Args:
-        order: One of ORDERS.
-        bucket_ids: int16 (num_batches,), -1 where there are no buckets.
-        mean_lengths: float64 (num_batches,), mean tokens a sample.
-        rng: The epoch's generator.
+        packing: The batches.
+        lengths: int64 (num_samples,), the lengths of its members.
+        config: The order, its window, and how many of the heaviest come first.
+        draws: The epoch's random numbers.
 
     Returns:
         int64 (num_batches,), a permutation.
     """
-    num_batches = len(bucket_ids)
-    if order == "as_built":
+    starts, sizes = packing.offsets[:-1], np.diff(packing.offsets)
+    of_members = lengths[packing.members]
+    tokens = np.add.reduceat(of_members, starts)
+    order = _ordered(packing, of_members, tokens / sizes, config, draws)
+    if config.longest_first:
+        # A packed row costs the whole budget whatever it holds; the fullest stands for the heaviest there.
+        packed = config.strategy == "packed"
+        weights = (tokens if packed else np.maximum.reduceat(of_members, starts) * sizes)[order]
+        heaviest = np.argsort(-weights, kind="stable")[: config.longest_first]
+        order = np.concatenate([order[heaviest], np.delete(order, heaviest)])
+    return order
+
+
+def _ordered(
+    packing: Packing, of_members: np.ndarray, mean_lengths: np.ndarray, config: BatchingConfig, draws: Draws
+) -> np.ndarray:
+    num_batches = len(mean_lengths)
+    if config.order == "as_built":
         return np.arange(num_batches)
-    if order == "random":
-        return rng.permutation(num_batches)
-    groups = _groups(bucket_ids, mean_lengths)
-    sequence = _stride(groups, rng) if order == "stride" else _no_repeat(groups, rng)
+    if config.order == "random":
+        return draws.permutation(num_batches)
+    if config.order == "low_discrepancy":
+        return low_discrepancy(np.argsort(mean_lengths, kind="stable"), draws)
+    if config.order == "window_strata":
+        return window_strata(mean_lengths, config.window, draws)
+    if config.order == "window_balanced":
+        order = window_strata(mean_lengths, config.window, draws)
+        return balance(order, packing, of_members, config, draws)
+    groups = _groups(packing.bucket_ids, mean_lengths)
+    sequence = _SEQUENCES[config.order](np.bincount(groups), draws)
     # `sequence` says which group comes when; which of its batches is a matter of chance.
-    shuffled = rng.permutation(num_batches)
-    by_group = shuffled[np.argsort(groups[shuffled], kind="stable")]
-    slots = np.argsort(sequence, kind="stable")
-    permutation = np.empty(num_batches, dtype=np.int64)
-    permutation[slots] = by_group
-    return permutation
+    order = np.empty(num_batches, dtype=np.int64)
+    order[np.argsort(sequence, kind="stable")] = draws.shuffle_within(groups.astype(np.uint16))
+    return order
 
 
 def _groups(bucket_ids: np.ndarray, mean_lengths: np.ndarray) -> np.ndarray:
@@ -49,59 +74,68 @@ def _groups(bucket_ids: np.ndarray, mean_lengths: np.ndarray) -> np.ndarray:
         return np.unique(bucket_ids, return_inverse=True)[1].astype(np.int64)
     ranks = np.empty(len(mean_lengths), dtype=np.int64)
     ranks[np.argsort(mean_lengths, kind="stable")] = np.arange(len(mean_lengths))
-    return ranks * NUM_LENGTH_CLASSES // len(mean_lengths)
+    num_classes = min(NUM_LENGTH_CLASSES, len(mean_lengths))
+    return ranks * num_classes // len(mean_lengths)
 
 
-def _stride(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _stride(counts: np.ndarray, draws: Draws) -> np.ndarray:
     """Spread each group evenly: batch j of m stands at (j + offset) / m, one seeded offset a group."""
-    counts = np.bincount(groups)
-    offsets = rng.random(len(counts))
+    offsets = draws.uniform(len(counts))
     labels = np.repeat(np.arange(len(counts)), counts)
-    within = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     positions = (within + offsets[labels]) / counts[labels]
     return labels[np.argsort(positions, kind="stable")]
 
 
-def _no_repeat(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw groups at random by what is left of each, with the fewest repeats and the shortest longest run there can be.
+def _no_repeat_naive(counts: np.ndarray, draws: Draws) -> np.ndarray:
+    """Draw groups by what is left of each, never the last one again while another is left.
 
-    A draw that only avoids the last group uses the small groups up and ends on one long run of the largest. Here every
-    draw leaves the rest arrangeable.
+    The source run's first fix for runs of one bucket. A group that is the majority falls behind the others and is left
+    over: on that run's lengths the epoch ends on 8,510 batches of one bucket.
     """
-    counts = np.bincount(groups)
+    return _drawn(counts, draws, look_ahead=False)
+
+
+def _no_repeat(counts: np.ndarray, draws: Draws) -> np.ndarray:
+    """Draw groups by what is left of each, with the fewest repeats and the shortest longest run there can be."""
     largest = int(np.argmax(counts))
-    num_others = len(groups) - int(counts[largest])
-    if counts[largest] > num_others:
-        return _around_the_others(counts, largest, rng)
-    return _without_repeats(counts, rng)
+    if 2 * counts[largest] > counts.sum():
+        return _around_the_others(counts, largest, draws)
+    return _drawn(counts, draws, look_ahead=True)
 
 
-def _around_the_others(counts: np.ndarray, largest: int, rng: np.random.Generator) -> np.ndarray:
+_SEQUENCES = {"stride": _stride, "no_repeat": _no_repeat, "no_repeat_naive": _no_repeat_naive}
+
+
+def _around_the_others(counts: np.ndarray, largest: int, draws: Draws) -> np.ndarray:
     """One group is the majority: it fills every gap around the others, in runs that differ by one batch at most."""
     others = np.repeat(np.arange(len(counts)), np.where(np.arange(len(counts)) == largest, 0, counts))
-    rng.shuffle(others)
+    others = others[draws.permutation(len(others))]
     num_gaps = len(others) + 1
     runs = np.full(num_gaps, counts[largest] // num_gaps)
-    runs[rng.permutation(num_gaps)[: counts[largest] % num_gaps]] += 1
+    runs[draws.permutation(num_gaps)[: counts[largest] % num_gaps]] += 1
     sequence = np.full(counts.sum(), largest)
     sequence[np.cumsum(runs[:-1]) + np.arange(len(others))] = others
     return sequence
 
 
-def _without_repeats(counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """No majority: no two neighbours are equal. A group that has come to half of what is left must be drawn next."""
+def _drawn(counts: np.ndarray, draws: Draws, *, look_ahead: bool) -> np.ndarray:
+    """Draw group after group by what is left, never the last one again while another is left.
+
+    Looking ahead, a group that has come to more than half of what is left is taken at once, so that the rest can still
+    be arranged; that takes no majority from the start.
+    """
     left = counts.tolist()
     total = sum(left)
-    draws = rng.random(total).tolist()
     sequence = []
     last = -1
-    for draw in draws:
+    for draw in draws.uniform(total).tolist():
         fullest = max(range(len(left)), key=left.__getitem__)
-        if fullest != last and 2 * left[fullest] > total:
+        if look_ahead and fullest != last and 2 * left[fullest] > total:
             chosen = fullest
         else:
             weights = left.copy()
-            if last >= 0:
+            if last >= 0 and left[last] < total:
                 weights[last] = 0
             sums = list(accumulate(weights))
             chosen = bisect_right(sums, min(int(draw * sums[-1]), sums[-1] - 1))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from dflash_lab.batching.bounds import bucket_of, check_lengths
 from dflash_lab.batching.config import BatchingConfig, whole_number
+from dflash_lab.batching.sharding import deal_batches
 
 LAYOUTS = ("padded", "packed")
 SHARD_MODES = ("drop", "repeat")
@@ -35,6 +38,7 @@ class BatchPlan:
         config: The settings, bucket bounds filled in.
         epoch: Number of the epoch.
         left_out: Reason -> int64 sample ids that are in no batch of this plan.
+        repeated: int64 sample ids of this rank's batches that another rank has as well, after `shard` with "repeat".
         layout: "padded" (a batch costs size * longest) or "packed" (a row costs the budget).
     """
 
@@ -46,15 +50,30 @@ class BatchPlan:
     config: BatchingConfig
     epoch: int
     left_out: Mapping[str, np.ndarray] = field(default_factory=dict)
+    repeated: np.ndarray = field(default_factory=lambda: np.arange(0))
     layout: str = "padded"
 
     def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout is {self.layout!r}; legal: {', '.join(LAYOUTS)}")
         for name, dtype in _ARRAYS.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype).view()
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
-        left_out = {reason: np.asarray(ids, dtype=np.int64) for reason, ids in self.left_out.items() if len(ids)}
-        object.__setattr__(self, "left_out", left_out)
+            object.__setattr__(self, name, _owned(name, getattr(self, name), dtype))
+        left_out = {
+            reason: _owned(f"left_out[{reason!r}]", ids, np.int64) for reason, ids in self.left_out.items() if len(ids)
+        }
+        object.__setattr__(self, "left_out", MappingProxyType(left_out))
+        object.__setattr__(self, "repeated", _owned("repeated", self.repeated, np.int64))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Give the fields alone: a mapping proxy cannot be pickled, and cached totals are cheap."""
+        state = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        return {**state, "left_out": dict(self.left_out)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Take the fields, with arrays that cannot be written again."""
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -62,6 +81,7 @@ class BatchPlan:
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Give the sample ids of one batch: int64 (batch size,)."""
+        index = operator.index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"batch {index} of a plan with {len(self)} batches")
         index %= len(self)
@@ -143,17 +163,23 @@ class BatchPlan:
         return digest.hexdigest()
 
     def shard(self, rank: int, world_size: int, *, mode: str = "drop") -> BatchPlan:
-        """Deal the batches to ranks in turn, the same number to each.
+        """Deal the batches to ranks, the same number to each.
+
+        Whole accumulation windows are dealt, so that every rank's windows have the mix that the order gave them, and
+        batch j of a step is the j-th of its window on every rank: where the order has strata, the ranks' batches are of
+        one stratum and take alike. Of each `world_size` windows the dearest goes to the rank that has had the least
+        padded tokens so far. Batches that fill no more windows are dealt one by one.
 
         Args:
             rank: This rank, in [0, world_size).
             world_size: Number of ranks, >= 1.
-            mode: What to do when the batches do not divide by the ranks. "drop" leaves the last few out; which
-                samples are in them changes every epoch, also for an order that does not change. "repeat" gives the
-                first batches again at the end.
+            mode: What to do when the batches do not divide by the ranks. "drop" leaves the last few out, or, where the
+                end of the order is the same every epoch, another stretch each epoch. "repeat" gives some ranks a
+                batch that another rank has as well.
 
         Returns:
-            This rank's plan; `left_out` names the samples of "other_ranks" and of the "dropped_tail".
+            This rank's plan; `left_out` names the samples of "other_ranks" and of the "dropped_tail", `repeated` those
+            that another rank sees as well.
 
         Raises:
             ValueError: If an argument is out of range, or this rank would get no batch.
@@ -162,23 +188,28 @@ class BatchPlan:
         rank = whole_number("rank", rank, least=0, most=world_size - 1)
         if mode not in SHARD_MODES:
             raise ValueError(f"mode is {mode!r}; legal: {', '.join(SHARD_MODES)}")
-        dealt, tail = np.arange(len(self)), np.arange(0)
-        remainder = len(self) % world_size
-        if mode == "repeat":
-            dealt = np.resize(dealt, -(-len(self) // world_size) * world_size)
-        elif remainder:
-            if self.config.order == "as_built":
-                # The order is the same every epoch, so another stretch of it is left out each time.
-                dealt = np.roll(dealt, self.epoch * remainder)
-            tail, dealt = dealt[-remainder:], np.sort(dealt[:-remainder])
-        mine = dealt[rank::world_size]
+        deal = deal_batches(
+            self.padded_tokens_by_batch,
+            world_size=world_size,
+            window=self.config.window,
+            repeat=mode == "repeat",
+            # An order that is the same every epoch leaves another stretch of itself out each time.
+            rotation=self.epoch * (len(self) % world_size) if self._has_fixed_end else 0,
+        )
+        mine = deal.of_ranks[rank]
         if not mine.size:
             raise ValueError(
                 f"{len(self)} batches give none to each of {world_size} ranks; "
                 f'lower token_budget or world_size, or take mode="repeat"'
             )
-        others = np.setdiff1d(dealt, mine)
-        return self._take(mine, {"other_ranks": others, "dropped_tail": tail})
+        others = np.setdiff1d(deal.of_ranks, mine)
+        shared = np.intersect1d(np.delete(deal.of_ranks, rank, axis=0), mine)
+        sharded = self._take(mine, {"other_ranks": others, "dropped_tail": deal.tail})
+        return dataclasses.replace(sharded, repeated=self.sample_ids[self._members(shared)])
+
+    @property
+    def _has_fixed_end(self) -> bool:
+        return self.config.order == "as_built" or self.config.longest_first > 0
 
     def skip(self, num_batches: int) -> BatchPlan:
         """Give the rest of the epoch after `num_batches` batches have been trained.
@@ -230,27 +261,42 @@ class BatchPlan:
             ValueError: If a law is broken; the message names the law and the first batch or sample.
         """
         cut = np.minimum(check_lengths(lengths), self.config.max_seq_len)
+        num_batches = len(self)
+        _law(num_batches >= 1, "no batches")
+        _law(
+            len(self.offsets) == num_batches + 1 and len(self.bucket_ids) == num_batches,
+            f"{num_batches} widths, {len(self.offsets)} offsets and {len(self.bucket_ids)} bucket ids do not agree",
+        )
+        _law(len(self.sample_lengths) == len(self.sample_ids), "not one length a sample")
         _law(
             self.offsets[0] == 0 and self.offsets[-1] == len(self.sample_ids) and (self.batch_sizes >= 1).all(),
             "offsets do not cut the samples into batches of at least one",
         )
-        inside = (self.sample_ids >= 0) & (self.sample_ids < len(cut))
-        _law(inside.all(), f"sample ids outside [0, {len(cut)})")
+        for name, ids in {"batches": self.sample_ids, **self.left_out}.items():
+            _law(not ids.size or (ids.min() >= 0 and ids.max() < len(cut)), f"{name}: ids outside [0, {len(cut)})")
         _first(self.sample_lengths != cut[self.sample_ids], "the length differs from the data at place")
         seen = np.bincount(self.sample_ids, minlength=len(cut))
         _first(seen > 1, "more than one batch holds sample")
         for ids in self.left_out.values():
-            seen[ids] += 1
+            seen += np.bincount(ids, minlength=len(cut))
         _first(seen == 0, "neither planned nor left out: sample")
+        _first(seen > 1, "planned and left out, or left out twice: sample")
+        over_budget = self.left_out.get("over_budget", np.arange(0))
+        _first(cut[over_budget] <= self.config.token_budget, "left out as over_budget but fits: place")
         _first(self.batch_sizes > self.config.max_batch_size, "more than max_batch_size samples in batch")
         costs = self.real_tokens_by_batch if self.layout == "packed" else self.padded_tokens_by_batch
         _first(costs > self.config.token_budget, "over token_budget: batch")
         if self.layout == "padded":
             longest = np.maximum.reduceat(self.sample_lengths, self.offsets[:-1])
             _first(longest != self.widths, "the width is not the longest sample in batch")
-        if (self.bucket_ids >= 0).any() and self.config.bucket_bounds:
+        else:
+            _first(self.widths != self.config.token_budget, "the width is not the budget in row")
+        if self.config.strategy == "bucketed":
+            _law(self.config.bucket_bounds is not None, "bucketed without bounds")
             buckets = bucket_of(self.sample_lengths, self.config.bucket_bounds)
             _first(buckets != np.repeat(self.bucket_ids, self.batch_sizes), "a batch of another bucket at place")
+        else:
+            _first(self.bucket_ids != -1, f"a bucket id in a plan of strategy {self.config.strategy}: batch")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as Parquet, one row a batch, with its config and fingerprint; written aside and renamed.
@@ -287,6 +333,19 @@ _ARRAYS = {
     "widths": np.int32,
     "sample_lengths": np.int32,
 }
+
+
+def _owned(name: str, values: object, dtype: type) -> np.ndarray:
+    """Give values as an array of this type that nobody can write to: a copy, unless that is what they are."""
+    array = np.asarray(values)
+    if array.dtype == dtype and not array.flags.writeable and array.flags.owndata and array.flags.c_contiguous:
+        return array
+    owned = np.array(array, dtype=dtype, order="C") if array.size else np.empty(0, dtype)
+    if array.size and not np.array_equal(owned, array):
+        place = int(np.flatnonzero(owned != array)[0])
+        raise ValueError(f"{name}[{place}] is {array[place]}; legal: what {np.dtype(dtype)} can hold")
+    owned.flags.writeable = False
+    return owned
 
 
 def _law(holds: bool, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,10 @@ def write_plan(plan: BatchPlan, path: Path) -> None:
         "epoch": plan.epoch,
         "layout": plan.layout,
         "left_out": {reason: ids.tolist() for reason, ids in plan.left_out.items()},
+        "repeated": plan.repeated.tolist(),
         "fingerprint": plan.fingerprint,
     }
+    facts["checksum"] = _checksum(facts)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -54,8 +57,14 @@ def read_plan(path: Path) -> BatchPlan:
     try:
         table = pq.read_table(path)
         facts = json.loads(table.schema.metadata[_METADATA])
-    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+        checksum = facts.pop("checksum")
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a plan written by BatchPlan.save") from error
+    if checksum != _checksum(facts):
+        raise ValueError(f"{path}: its settings, epoch or left-out samples are not those that were written")
+    unknown = set(facts["config"]) - {entry.name for entry in dataclasses.fields(BatchingConfig)}
+    if unknown:
+        raise ValueError(f"{path}: unknown settings {', '.join(sorted(unknown))}; written by another version")
     sample_ids, sample_lengths = (table[name].combine_chunks() for name in ("sample_ids", "sample_lengths"))
     plan = BatchPlan(
         sample_ids=np.asarray(sample_ids.flatten()),
@@ -65,9 +74,14 @@ def read_plan(path: Path) -> BatchPlan:
         sample_lengths=np.asarray(sample_lengths.flatten()),
         config=BatchingConfig(**facts["config"]),
         epoch=facts["epoch"],
-        left_out={reason: np.asarray(ids, dtype=np.int64) for reason, ids in facts["left_out"].items()},
+        left_out=facts["left_out"],
+        repeated=facts["repeated"],
         layout=facts["layout"],
     )
     if plan.fingerprint != facts["fingerprint"]:
         raise ValueError(f"{path} holds another plan than its fingerprint {facts['fingerprint']} names")
     return plan
+
+
+def _checksum(facts: dict[str, object]) -> str:
+    return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

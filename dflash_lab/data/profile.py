@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 
 import numpy as np
+
+from dflash_lab.batching.config import whole_number
 
 SOURCE_RUN_NUM_SAMPLES = 902_087
 _SHORTEST, _LONGEST = 65, 8_191
@@ -35,13 +36,8 @@ def source_run_lengths(num_samples: int = SOURCE_RUN_NUM_SAMPLES, *, seed: int =
     Raises:
         ValueError: If an argument is out of range.
     """
-    for name, value, least in (("num_samples", num_samples, 1), ("seed", seed, 0)):
-        try:
-            legal = operator.index(value) >= least and not isinstance(value, bool)
-        except TypeError:
-            legal = False
-        if not legal:
-            raise ValueError(f"{name} is {value!r}; legal: a whole number >= {least}")
+    num_samples = whole_number("num_samples", num_samples, least=1)
+    seed = whole_number("seed", seed, least=0)
     lengths = np.arange(_SHORTEST, _LONGEST + 1, dtype=np.int32)
     # Mid-point i + 1/2 of n falls to the first length whose share reaches it.
     reached = np.floor(_shares_up_to(lengths) * num_samples + 0.5).astype(np.int64)

@@ -1,12 +1,18 @@
 """Orders of batches: nothing lost, buckets spread, and runs as short as they can be."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_lab.batching import ORDERS, BatchingConfig, plan_epoch
+from dflash_lab.batching import ORDERS, SOURCE_RUN_BUCKET_BOUNDS, BatchingConfig, bucket_of, plan_epoch
+from dflash_lab.batching.draws import Draws
 from dflash_lab.batching.order import order_batches
+from dflash_lab.batching.packing import Packing
+from dflash_lab.batching.windows import low_discrepancy, window_strata
+from dflash_lab.data import source_run_lengths
 
 
 def runs(sequence):
@@ -15,9 +21,16 @@ def runs(sequence):
     return np.diff(np.concatenate([[0], edges, [len(sequence)]]))
 
 
+def ordered(order, buckets, seed):
+    """Order batches of one sample each, all of one length."""
+    packing = Packing(np.arange(len(buckets)), np.arange(len(buckets) + 1), buckets)
+    settings = BatchingConfig(strategy="as_given", order=order, token_budget=1, max_seq_len=1)
+    return order_batches(packing, np.ones(len(buckets), dtype=np.int64), settings, Draws(seed, 0))
+
+
 def ordered_buckets(order, counts, seed=0):
     buckets = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
-    permutation = order_batches(order, buckets, np.ones(len(buckets)), np.random.default_rng(seed))
+    permutation = ordered(order, buckets, seed)
     assert sorted(permutation.tolist()) == list(range(len(buckets)))
     return buckets[permutation]
 
@@ -80,5 +93,65 @@ def test_orders_without_buckets_go_by_mean_length(order):
 def test_which_batch_of_a_bucket_comes_when_is_a_matter_of_chance():
     buckets = np.zeros(50, dtype=np.int16)
     for order in ("stride", "no_repeat", "random"):
-        permutation = order_batches(order, buckets, np.ones(50), np.random.default_rng(0))
+        permutation = ordered(order, buckets, 0)
         assert permutation.tolist() != list(range(50))
+
+
+def window_figures(made, lengths, window=4):
+    """Total variation of the windows' token mix over the source run's buckets, and CV of their mean lengths."""
+    bounds = SOURCE_RUN_BUCKET_BOUNDS
+    num_windows = len(made) // window
+    batch = np.repeat(np.arange(len(made)), made.batch_sizes)
+    inside = batch < num_windows * window
+    cells = (batch // window)[inside] * 6 + bucket_of(made.sample_lengths[inside], bounds)
+    tokens = np.bincount(cells, weights=made.sample_lengths[inside], minlength=num_windows * 6).reshape(-1, 6)
+    data_mix = np.bincount(bucket_of(lengths, bounds), weights=lengths, minlength=6) / lengths.sum()
+    samples = made.batch_sizes[: num_windows * window].reshape(-1, window).sum(axis=1)
+    totals = tokens.sum(axis=1)
+    means = totals / samples
+    variation = np.abs(tokens / totals[:, None] - data_mix).sum(axis=1).mean() / 2
+    return variation, means.std() / means.mean()
+
+
+@pytest.mark.parametrize("order", ["window_strata", "window_balanced"])
+def test_windows_are_fair_samples_of_the_source_runs_lengths(order):
+    lengths = source_run_lengths(200_000)
+    config = BatchingConfig(
+        strategy="capacity", order=order, token_budget=49_152, max_seq_len=8_192, bucket_bounds=SOURCE_RUN_BUCKET_BOUNDS
+    )
+    figures = []
+    for seed in range(5):
+        made = plan_epoch(lengths, replace(config, seed=seed), epoch=0)
+        figures.append(window_figures(made, lengths))
+        mean_buckets = bucket_of(made.real_tokens_by_batch // made.batch_sizes, SOURCE_RUN_BUCKET_BOUNDS)
+        assert order == "window_balanced" or runs(mean_buckets).max() <= 3
+    variation, spread = np.mean(figures, axis=0)
+    limits = {"window_strata": (0.315, 0.21), "window_balanced": (0.303, 0.15)}[order]
+    assert variation <= limits[0] and spread <= limits[1]
+    plain = window_figures(plan_epoch(lengths, replace(config, order="random"), epoch=0), lengths)
+    assert plain[0] > 0.38 and plain[1] > 0.4
+
+
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 99))
+def test_window_strata_give_each_window_one_batch_of_each(num_batches, window, seed):
+    means = np.random.default_rng(seed).permutation(num_batches).astype(float)
+    order = window_strata(means, window, Draws(seed, 0))
+    assert sorted(order.tolist()) == list(range(num_batches))
+    num_windows, rest = divmod(num_batches, window)
+    ranks = np.sort(means[order[: num_windows * window]].reshape(num_windows, window), axis=1)
+    for stratum in range(window - 1):
+        if num_windows:
+            assert ranks[:, stratum].max() < ranks[:, stratum + 1].min()
+
+
+def test_low_discrepancy_spreads_every_stretch_over_all_lengths():
+    order = low_discrepancy(np.arange(1_000), Draws(3, 0))
+    for begin in range(0, 1_000, 50):
+        stretch = np.sort(order[begin : begin + 50])
+        assert np.diff(stretch).max() <= 60 and stretch[0] <= 60 and stretch[-1] >= 940
+
+
+def test_the_naive_form_ends_on_one_long_run():
+    counts = [3_200, 3_900, 4_400, 5_200, 5_640, 24_000]
+    found = runs(ordered_buckets("no_repeat_naive", counts))
+    assert found[-1] > 2_000 and found[:-1].max() == 1

@@ -1,11 +1,15 @@
 """The laws of a plan, worked examples, sharding, and the file form."""
 
+import json
+import pickle
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,6 +151,9 @@ def plans(draw):
         max_batch_size=draw(st.integers(1, 12)),
         bucket_bounds=bounds,
         longest_first=draw(st.integers(0, 3)),
+        num_cuts=draw(st.sampled_from([0, 1, 3, 64])),
+        pool_size=draw(st.integers(1, 40)),
+        window=draw(st.integers(1, 6)),
         seed=draw(st.integers(0, 2**40)),
     )
     return lengths, settings, draw(st.integers(0, 5))
@@ -159,10 +166,11 @@ def test_laws_hold_for_all_strategies_and_orders(drawn):
     made.validate(lengths)
     cut = [min(length, settings.max_seq_len) for length in lengths]
     assert sorted(sum(made, [])) == list(range(len(lengths)))
+    packed = settings.strategy == "packed"
     for number, batch in enumerate(made):
-        longest = max(cut[i] for i in batch)
-        assert made.widths[number] == longest
-        assert len(batch) * longest <= settings.token_budget
+        longest, total = max(cut[i] for i in batch), sum(cut[i] for i in batch)
+        assert made.widths[number] == (settings.token_budget if packed else longest)
+        assert (total if packed else len(batch) * longest) <= settings.token_budget
         assert len(batch) <= settings.max_batch_size
         if settings.strategy == "bucketed":
             assert {int(bucket_of(np.array([cut[i]]), made.config.bucket_bounds)[0]) for i in batch} == {
@@ -171,11 +179,11 @@ def test_laws_hold_for_all_strategies_and_orders(drawn):
         else:
             assert made.bucket_ids[number] == -1
     assert made.real_tokens == sum(cut)
-    assert made.padded_tokens == sum(len(batch) * max(cut[i] for i in batch) for batch in made)
+    costs = [settings.token_budget if packed else len(batch) * max(cut[i] for i in batch) for batch in made]
+    assert made.padded_tokens == sum(costs) and made.padded_tokens_by_batch.tolist() == costs
     assert made == plan_epoch(np.asarray(lengths), settings, epoch=epoch)
-    heaviest = sorted((len(batch) * max(cut[i] for i in batch) for batch in made), reverse=True)
-    first = made.padded_tokens_by_batch[: settings.longest_first].tolist()
-    assert first == heaviest[: settings.longest_first]
+    weights = made.real_tokens_by_batch.tolist() if packed else costs
+    assert weights[: settings.longest_first] == sorted(weights, reverse=True)[: settings.longest_first]
 
 
 @given(lengths_of_any_kind, st.integers(90, 300), st.integers(1, 9))
@@ -213,6 +221,29 @@ def test_shards_are_equal_in_number_and_cover_the_plan(drawn, world_size, mode):
         assert len(dropped) == len(lengths) - sum(map(len, seen)) if mode == "drop" else not len(dropped)
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+def test_every_ranks_windows_keep_the_strata(world_size, window):
+    """Strata of 1, 2, 3, ... tokens, one sample a batch: each window of each rank holds one batch of each."""
+    num_rounds = 5
+    lengths = np.repeat(np.arange(1, window + 1), world_size * num_rounds)
+    whole = plan(lengths, max_batch_size=1, order="window_strata", window=window)
+    shards = [whole.shard(rank, world_size) for rank in range(world_size)]
+    for shard in shards:
+        windows = shard.sample_lengths.reshape(-1, window)
+        assert (np.sort(windows, axis=1) == np.arange(1, window + 1)).all()
+    steps = np.array([shard.sample_lengths for shard in shards])
+    assert (steps == steps[0]).all(), "in every step all ranks have batches of one stratum"
+
+
+def test_ranks_end_up_with_level_costs():
+    lengths = np.random.default_rng(0).integers(1, 1_000, 4_000)
+    whole = plan(lengths, token_budget=1_000, max_batch_size=1, order="random", window=4)
+    costs = [whole.shard(rank, 8).padded_tokens for rank in range(8)]
+    # Greedy dealing leaves ranks apart by less than one window, here of up to 4,000 tokens of 250,000 a rank.
+    assert max(costs) - min(costs) < 4_000
+
+
 # Sharding, worked by hand.
 
 
@@ -245,11 +276,12 @@ def test_ranks_in_processes_of_their_own_cut_one_plan():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_tail_that_is_dropped_changes_with_the_epoch(order):
+@pytest.mark.parametrize("longest_first", [0, 10])
+def test_the_tail_that_is_dropped_changes_with_the_epoch(order, longest_first):
     lengths = list(range(1, 11))
     tails = [
         tuple(
-            plan(lengths, token_budget=10, max_batch_size=1, order=order, epoch=epoch)
+            plan(lengths, token_budget=10, max_batch_size=1, order=order, epoch=epoch, longest_first=longest_first)
             .shard(0, 4)
             .left_out["dropped_tail"]
         )
@@ -294,9 +326,40 @@ def test_a_plan_is_read_only_and_small_to_print():
     assert made[0].tolist() == [0] and made[-1].tolist() == [9_999]
     with pytest.raises(IndexError, match="batch 10000 of a plan with 10000 batches"):
         made[10_000]
+    with pytest.raises(TypeError, match="'slice' object cannot be interpreted as an integer"):
+        made[0:2]
     assert (made.sample_ids.dtype, made.offsets.dtype, made.bucket_ids.dtype, made.widths.dtype) == (
         np.int64, np.int64, np.int16, np.int32,
     )  # fmt: skip
+
+
+def test_nothing_changes_a_plan_afterwards():
+    lengths, ids = np.full(6, 8), np.arange(2)
+    sampler = EpochBatchSampler(lengths, config(strategy="as_given"))
+    made = replace(plan([8, 8, 300], on_oversize="drop"), sample_ids=ids)
+    ids[0] = lengths[0] = 99
+    assert made[0].tolist() == [0, 1]
+    sampler.set_epoch(1)
+    assert sampler.plan.widths.tolist() == [8]
+    copied = pickle.loads(pickle.dumps(made))
+    assert copied == made and copied.left_out["over_budget"].tolist() == [2]
+    for whole in (made, copied, made.skip(0)):
+        for array in (whole.sample_ids, whole.left_out["over_budget"]):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            whole.left_out["over_budget"] = ids
+
+
+def test_what_is_repeated_is_named():
+    whole = plan([8] * 10, token_budget=8)
+    shards = [whole.shard(rank, 4, mode="repeat") for rank in range(4)]
+    shared = [set(shard.repeated.tolist()) for shard in shards]
+    seen = Counter(sample for shard in shards for sample in shard.sample_ids.tolist())
+    twice = {sample for sample, times in seen.items() if times == 2}
+    assert len(twice) == 2 and set().union(*shared) == twice
+    assert sum(map(len, shared)) == 4, "both ranks that have a batch name it"
+    assert not len(whole.shard(0, 4).repeated)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -306,25 +369,51 @@ def test_a_saved_plan_comes_back_equal(tmp_path, strategy):
     again = BatchPlan.load(tmp_path / "deep" / "plan.parquet")
     assert again == made and again.config == made.config
     assert {reason: ids.tolist() for reason, ids in again.left_out.items()} == {"over_budget": [1]}
+    table = pq.read_table(tmp_path / "deep" / "plan.parquet")
+    facts = json.loads(table.schema.metadata[b"dflash_lab.plan"])
+    for changed, message in (({"epoch": 4}, "are not those that were written"), ({"checksum": None}, "are not those")):
+        metadata = {"dflash_lab.plan": json.dumps({**facts, **changed})}
+        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "changed.parquet")
+        with pytest.raises(ValueError, match=rf"changed\.parquet.*{message}"):
+            BatchPlan.load(tmp_path / "changed.parquet")
     (tmp_path / "other.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"other\.parquet is not a plan written by BatchPlan\.save"):
         BatchPlan.load(tmp_path / "other.parquet")
 
 
 def test_validate_finds_what_is_broken():
-    import dataclasses
-
     lengths = [96, 12, 12, 12, 96]
     made = plan(lengths, token_budget=144)
-    for broken, message in (
-        ({"sample_ids": [0, 1, 1, 3, 4]}, "more than one batch holds sample 1"),
-        ({"sample_ids": [0, 1, 2, 3, 9]}, r"sample ids outside \[0, 5\)"),
-        ({"widths": [96, 13, 96]}, "the width is not the longest sample in batch 1"),
-        ({"offsets": [0, 2, 4, 5]}, "over token_budget: batch 0"),
-        ({"config": config(token_budget=144, max_batch_size=2)}, "more than max_batch_size samples in batch 1"),
+    one = plan([5, 5, 5], max_batch_size=1)
+    bucketed = plan(lengths, token_budget=144, strategy="bucketed", bucket_bounds=(0, 50, 100))
+    for whole, broken, message in (
+        (made, {"sample_ids": [0, 1, 1, 3, 4]}, "more than one batch holds sample 1"),
+        (made, {"sample_ids": [0, 1, 2, 3, 9]}, r"batches: ids outside \[0, 5\)"),
+        (made, {"widths": [96, 13, 96]}, "the width is not the longest sample in batch 1"),
+        (made, {"widths": [96, 12]}, "2 widths, 4 offsets and 3 bucket ids do not agree"),
+        (one, {"widths": [5]}, "1 widths, 4 offsets and 3 bucket ids do not agree"),
+        (made, {"offsets": [0, 2, 4, 5]}, "over token_budget: batch 0"),
+        (made, {"offsets": []}, "3 widths, 0 offsets"),
+        (made, {"offsets": [0], "widths": [], "bucket_ids": []}, "no batches"),
+        (made, {"sample_lengths": [96]}, "not one length a sample"),
+        (made, {"config": config(token_budget=144, max_batch_size=2)}, "more than max_batch_size samples in batch 1"),
+        (made, {"bucket_ids": [0, 0, 0]}, "a bucket id in a plan of strategy as_given: batch 0"),
+        (made, {"left_out": {"over_budget": [0]}}, "planned and left out, or left out twice: sample 0"),
+        (made, {"left_out": {"dropped": [99]}}, r"dropped: ids outside \[0, 5\)"),
+        (made, {"left_out": {"dropped": [-1]}}, r"dropped: ids outside \[0, 5\)"),
+        (bucketed, {"bucket_ids": [-1] * len(bucketed)}, "a batch of another bucket at place 0"),
+        (bucketed, {"config": replace(bucketed.config, bucket_bounds=None)}, "bucketed without bounds"),
     ):
         with pytest.raises(ValueError, match=f"broken plan: {message}"):
-            dataclasses.replace(made, **broken).validate(lengths)
+            replace(whole, **broken).validate(lengths[: len(whole.sample_ids)] if whole is not one else [5, 5, 5])
+    with pytest.raises(ValueError, match="broken plan: left out as over_budget but fits: place 0"):
+        replace(made.skip(1), left_out={"over_budget": [0]}).validate(lengths)
+    with pytest.raises(ValueError, match="layout is 'loose'; legal: padded, packed"):
+        replace(made, layout="loose")
+    with pytest.raises(ValueError, match=r"sample_ids\[0\] is 0.7; legal: what int64 can hold"):
+        replace(made, sample_ids=[0.7, 1, 2, 3, 4])
+    with pytest.raises(ValueError, match=r"bucket_ids\[1\] is 70000; legal: what int16 can hold"):
+        replace(made, bucket_ids=[0, 70_000, 1])
     with pytest.raises(ValueError, match="neither planned nor left out: sample 5"):
         made.validate([*lengths, 12])
 
@@ -334,12 +423,16 @@ def test_validate_finds_what_is_broken():
     [
         ([], "lengths is empty"),
         ([[1, 2]], r"lengths has shape \(1, 2\)"),
-        ([3, 0, 0], r"the length of sample 1 is 0 \(2 such samples\); legal: a whole number >= 1"),
+        ([3, 0, 0], r"the length of sample 1 is 0 \(2 such samples\); legal: a whole number in \[1, 2147483647\]"),
+        ([3, 2**31], "the length of sample 1 is 2147483648"),
+        ([5, None, 7], "the length of sample 1 is None"),
+        ([5, True], "the length of sample 1 is True"),
+        ([5, [6, 7]], r"the length of sample 1 is \[6, 7\]"),
         ([3, -1], "the length of sample 1 is -1"),
         ([3, 2.5], "the length of sample 1 is 2.5"),
         ([3, float("nan")], "the length of sample 1 is nan"),
-        (["3"], "lengths has dtype <U1"),
-        ([True], "lengths has dtype bool"),
+        ([5, "3"], "the length of sample 1 is 3"),
+        ([True], "the length of sample 0 is True"),
     ],
 )
 def test_lengths_that_are_no_lengths_are_refused(lengths, message):
@@ -350,17 +443,25 @@ def test_lengths_that_are_no_lengths_are_refused(lengths, message):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"strategy": "sort"}, "strategy is 'sort'; legal: as_given, sorted, random, bucketed"),
-        ({"order": "shuffle"}, "order is 'shuffle'; legal: as_built, random, no_repeat, stride"),
+        (
+            {"strategy": "sort"},
+            "strategy is 'sort'; legal: as_given, sorted, random, bucketed, capacity, pooled, packed",
+        ),
+        ({"order": "shuffle"}, "order is 'shuffle'; legal: as_built, random, no_repeat_naive, no_repeat, stride"),
+        ({"window": 0}, "window is 0; legal: a whole number >= 1"),
+        ({"pool_size": 0}, "pool_size is 0; legal: a whole number >= 1"),
+        ({"num_cuts": -1}, "num_cuts is -1; legal: a whole number >= 0"),
+        ({"strategy": "packed", "token_budget": 2**31}, "token_budget is 2147483648; legal for packed rows: at most"),
         ({"token_budget": 0}, "token_budget is 0; legal: a whole number >= 1"),
         ({"token_budget": 1.5}, "token_budget is 1.5; legal: a whole number >= 1"),
         ({"max_batch_size": True}, "max_batch_size is True; legal"),
         ({"max_seq_len": 2**31}, r"max_seq_len is 2147483648; legal: a whole number in \[1, 2147483647\]"),
         ({"seed": -1}, "seed is -1; legal: a whole number >= 0"),
-        ({"bucket_bounds": (0,)}, r"bucket_bounds is \(0,\); legal: increasing whole numbers starting at 0"),
+        ({"bucket_bounds": (0,)}, r"bucket_bounds is \(0,\); legal: increasing whole numbers from 0"),
         ({"bucket_bounds": (1, 5)}, r"bucket_bounds is \(1, 5\)"),
         ({"bucket_bounds": (0, 5, 5)}, r"bucket_bounds is \(0, 5, 5\)"),
         ({"bucket_bounds": (0, 5.5)}, r"bucket_bounds is \(0, 5\.5\)"),
+        ({"bucket_bounds": (0, 2**63)}, r"bucket_bounds is \(0, 9223372036854775808\); legal: .* at most 2147483648"),
         ({"on_oversize": "cut"}, "on_oversize is 'cut'; legal: error, drop"),
     ],
 )
@@ -381,6 +482,19 @@ def test_the_sampler_makes_a_plan_for_every_epoch():
     assert list(sampler) != first
     sampler.set_epoch(0)
     assert list(sampler) == first
+
+
+def test_the_next_epoch_can_be_planned_ahead():
+    lengths, settings = [8] * 24, config(strategy="random", order="random", token_budget=16)
+    sampler, plain = EpochBatchSampler(lengths, settings), EpochBatchSampler(lengths, settings)
+    for epoch, ahead in ((1, 1), (2, 5), (3, 3)):
+        sampler.plan_ahead(ahead)
+        sampler.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        assert sampler.plan == plain.plan and sampler.plan.epoch == epoch
+    sampler.plan_ahead(-1)
+    with pytest.raises(ValueError, match="epoch is -1; legal: a whole number >= 0"):
+        sampler.set_epoch(-1)
 
 
 @given(lengths_of_any_kind, st.integers(1, 12))
