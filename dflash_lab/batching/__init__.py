@@ -9,7 +9,13 @@ from dflash_lab.batching.config import ORDERS, STRATEGIES, BatchingConfig
 from dflash_lab.batching.epoch import EpochBatchSampler, plan_epoch
 from dflash_lab.batching.packing import least_possible_batches
 from dflash_lab.batching.plan import BatchPlan
-from dflash_lab.batching.source_run import SOURCE_RUN_BUCKET_BOUNDS, source_run_config, source_run_strategies
+from dflash_lab.batching.presets import (
+    SOURCE_RUN_BUCKET_BOUNDS,
+    orders_to_compare,
+    source_run_config,
+    source_run_strategies,
+    strategies_to_compare,
+)
 
 __all__ = [
     "ORDERS",
@@ -21,7 +27,9 @@ __all__ = [
     "bucket_of",
     "equal_token_bounds",
     "least_possible_batches",
+    "orders_to_compare",
     "plan_epoch",
     "source_run_config",
     "source_run_strategies",
+    "strategies_to_compare",
 ]

@@ -45,8 +45,10 @@ def plan_epoch(lengths: object, config: BatchingConfig, *, epoch: int) -> BatchP
     """
     epoch = whole_number("epoch", epoch, least=0)
     cut = np.minimum(check_lengths(lengths), config.max_seq_len)
-    sample_ids, left_out = _within_budget(cut, config)
-    usable = cut if len(sample_ids) == len(cut) else cut[sample_ids]
+    left_out = _over_budget(cut, config)
+    # None where every sample is planned: an array of all numbers would be the largest thing here.
+    sample_ids = np.delete(np.arange(len(cut)), left_out["over_budget"]) if left_out else None
+    usable = cut if sample_ids is None else cut[sample_ids]
     if config.strategy == "bucketed" and config.bucket_bounds is None:
         config = replace(config, bucket_bounds=equal_token_bounds(usable, DEFAULT_NUM_BUCKETS))
 
@@ -56,24 +58,26 @@ def plan_epoch(lengths: object, config: BatchingConfig, *, epoch: int) -> BatchP
 
     sizes = np.diff(packing.offsets)[order]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    shift = packing.offsets[:-1][order] - offsets[:-1]
-    members = packing.members[np.arange(len(packing.members)) + np.repeat(shift, sizes)]
+    places = np.repeat(packing.offsets[:-1][order] - offsets[:-1], sizes)
+    places += np.arange(len(places))
+    members = packing.members[places]
+    del places
     sample_lengths = usable[members].astype(np.int32)
     if config.strategy == "packed":
         layout, widths = "packed", np.full(len(sizes), config.token_budget)
     else:
         layout, widths = "padded", np.maximum.reduceat(sample_lengths, offsets[:-1])
-    return BatchPlan(
-        sample_ids=sample_ids[members],
-        offsets=offsets,
-        bucket_ids=packing.bucket_ids[order],
-        widths=widths,
-        sample_lengths=sample_lengths,
-        config=config,
-        epoch=epoch,
-        left_out=left_out,
-        layout=layout,
-    )
+    arrays = {
+        "sample_ids": members if sample_ids is None else sample_ids[members],
+        "offsets": offsets,
+        "bucket_ids": packing.bucket_ids[order],
+        "widths": widths.astype(np.int32),
+        "sample_lengths": sample_lengths,
+    }
+    for array in arrays.values():
+        # What cannot be written to is taken over by the plan without a copy.
+        array.flags.writeable = False
+    return BatchPlan(**arrays, config=config, epoch=epoch, left_out=left_out, layout=layout)
 
 
 class EpochBatchSampler:
@@ -127,11 +131,11 @@ class EpochBatchSampler:
         return plan_epoch(self._lengths, self._config, epoch=epoch).shard(**self._shard)
 
 
-def _within_budget(cut: np.ndarray, config: BatchingConfig) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Sample ids that fit the budget alone, and those that do not."""
+def _over_budget(cut: np.ndarray, config: BatchingConfig) -> dict[str, np.ndarray]:
+    """Sample ids that do not fit the budget alone, as the plan's `left_out`."""
     oversize = np.flatnonzero(cut > config.token_budget)
     if not oversize.size:
-        return np.arange(len(cut)), {}
+        return {}
     if config.on_oversize == "error":
         first = oversize[0]
         raise ValueError(
@@ -141,4 +145,4 @@ def _within_budget(cut: np.ndarray, config: BatchingConfig) -> tuple[np.ndarray,
         )
     if oversize.size == len(cut):
         raise ValueError(f"no sample is left: all {len(cut)} are longer than token_budget {config.token_budget}")
-    return np.flatnonzero(cut <= config.token_budget), {"over_budget": oversize}
+    return {"over_budget": oversize}
