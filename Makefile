@@ -7,7 +7,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help env report test lab lint bench clean data-exists stale
+.PHONY: help env report test soak lab lint bench clean data-exists stale
 
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
@@ -56,6 +56,10 @@ data-exists:
 test: .venv/.installed  ## run the test suite
 	@$(say_and_stop) $(VENV_PYTHON) -m pytest $(ARGS) \
 	    || stop "Tests failed. To run one of them again: make test ARGS='-k NAME'"
+
+soak: .venv/.installed  ## a million random plans, each held to every law (about 15 minutes)
+	@$(say_and_stop) DFLASH_LAB_SOAK_PLANS=1000000 $(VENV_PYTHON) -m pytest --timeout 3600 tests/batching/test_many_plans.py $(ARGS) \
+	    || stop "A plan broke a law: its number stands above, and the same seed makes it again."
 
 lab: .venv/.installed  ## open JupyterLab on the notebooks
 	@$(say_and_stop) root=; [ "$$(id -u)" != 0 ] || root=--allow-root; \

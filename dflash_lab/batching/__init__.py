@@ -7,6 +7,14 @@ numpy alone, and gives a `BatchPlan` that any DataLoader accepts as its `batch_s
 from dflash_lab.batching.bounds import bucket_of, equal_token_bounds
 from dflash_lab.batching.config import ORDERS, STRATEGIES, BatchingConfig
 from dflash_lab.batching.epoch import EpochBatchSampler, plan_epoch
+from dflash_lab.batching.optimal_bounds import (
+    BoundsPoint,
+    bounds_curve,
+    expected_batches,
+    least_batches_bounds,
+    least_padding_bounds,
+    padding_cost,
+)
 from dflash_lab.batching.packing import least_possible_batches
 from dflash_lab.batching.plan import BatchPlan
 from dflash_lab.batching.presets import (
@@ -18,6 +26,12 @@ from dflash_lab.batching.presets import (
 )
 
 __all__ = [
+    "padding_cost",
+    "least_padding_bounds",
+    "least_batches_bounds",
+    "expected_batches",
+    "bounds_curve",
+    "BoundsPoint",
     "ORDERS",
     "SOURCE_RUN_BUCKET_BOUNDS",
     "STRATEGIES",

@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dflash_lab.batching.bounds import bucket_of, check_lengths
 from dflash_lab.batching.config import BatchingConfig, whole_number
 from dflash_lab.batching.sharding import deal_batches
 
@@ -260,43 +259,9 @@ class BatchPlan:
         Raises:
             ValueError: If a law is broken; the message names the law and the first batch or sample.
         """
-        cut = np.minimum(check_lengths(lengths), self.config.max_seq_len)
-        num_batches = len(self)
-        _law(num_batches >= 1, "no batches")
-        _law(
-            len(self.offsets) == num_batches + 1 and len(self.bucket_ids) == num_batches,
-            f"{num_batches} widths, {len(self.offsets)} offsets and {len(self.bucket_ids)} bucket ids do not agree",
-        )
-        _law(len(self.sample_lengths) == len(self.sample_ids), "not one length a sample")
-        _law(
-            self.offsets[0] == 0 and self.offsets[-1] == len(self.sample_ids) and (self.batch_sizes >= 1).all(),
-            "offsets do not cut the samples into batches of at least one",
-        )
-        for name, ids in {"batches": self.sample_ids, **self.left_out}.items():
-            _law(not ids.size or (ids.min() >= 0 and ids.max() < len(cut)), f"{name}: ids outside [0, {len(cut)})")
-        _first(self.sample_lengths != cut[self.sample_ids], "the length differs from the data at place")
-        seen = np.bincount(self.sample_ids, minlength=len(cut))
-        _first(seen > 1, "more than one batch holds sample")
-        for ids in self.left_out.values():
-            seen += np.bincount(ids, minlength=len(cut))
-        _first(seen == 0, "neither planned nor left out: sample")
-        _first(seen > 1, "planned and left out, or left out twice: sample")
-        over_budget = self.left_out.get("over_budget", np.arange(0))
-        _first(cut[over_budget] <= self.config.token_budget, "left out as over_budget but fits: place")
-        _first(self.batch_sizes > self.config.max_batch_size, "more than max_batch_size samples in batch")
-        costs = self.real_tokens_by_batch if self.layout == "packed" else self.padded_tokens_by_batch
-        _first(costs > self.config.token_budget, "over token_budget: batch")
-        if self.layout == "padded":
-            longest = np.maximum.reduceat(self.sample_lengths, self.offsets[:-1])
-            _first(longest != self.widths, "the width is not the longest sample in batch")
-        else:
-            _first(self.widths != self.config.token_budget, "the width is not the budget in row")
-        if self.config.strategy == "bucketed":
-            _law(self.config.bucket_bounds is not None, "bucketed without bounds")
-            buckets = bucket_of(self.sample_lengths, self.config.bucket_bounds)
-            _first(buckets != np.repeat(self.bucket_ids, self.batch_sizes), "a batch of another bucket at place")
-        else:
-            _first(self.bucket_ids != -1, f"a bucket id in a plan of strategy {self.config.strategy}: batch")
+        from dflash_lab.batching.laws import check_plan
+
+        check_plan(self, lengths)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as Parquet, one row a batch, with its config and fingerprint; written aside and renamed.
@@ -346,13 +311,3 @@ def _owned(name: str, values: object, dtype: type) -> np.ndarray:
         raise ValueError(f"{name}[{place}] is {array[place]}; legal: what {np.dtype(dtype)} can hold")
     owned.flags.writeable = False
     return owned
-
-
-def _law(holds: bool, message: str) -> None:
-    if not holds:
-        raise ValueError(f"broken plan: {message}")
-
-
-def _first(broken: np.ndarray, message: str) -> None:
-    places = np.flatnonzero(broken)
-    _law(not places.size, f"{message} {places[0] if places.size else ''} ({places.size} in all)")
