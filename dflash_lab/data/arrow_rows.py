@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
+from dflash_lab.data.columns import declared_length_names, optional_columns_in, source_names
+from dflash_lab.data.mapped import list_parts, plain_values
+from dflash_lab.data.row_checks import declared_length, length_mismatch, lies
 from dflash_lab.data.rows import (
     BLOCK_ROWS,
     BLOCK_TOKENS,
@@ -16,11 +19,8 @@ from dflash_lab.data.rows import (
     BadRow,
     RowBlock,
     RowProblem,
-    declared_length,
-    declared_length_names,
-    length_mismatch,
+    show_value,
 )
-from dflash_lab.data.store import list_parts, plain_values
 
 _LISTS = (
     pa.types.is_list,
@@ -32,7 +32,7 @@ _LISTS = (
 
 
 def check_schema(schema: pa.Schema, columns: Mapping[str, str | None], name: str) -> None:
-    """Refuse a schema without usable token columns.
+    """Refuse a schema without usable token columns, or with two columns of one name among those that are read.
 
     Args:
         schema: Of the file or table.
@@ -62,6 +62,15 @@ def check_schema(schema: pa.Schema, columns: Mapping[str, str | None], name: str
             nested = inner is not None and any(is_list(inner) for is_list in _LISTS)
             problem = f"is nested ({type_})" if nested else f"has type {type_}"
             raise ValueError(f"{name}: column {column} {problem}; legal: one flat list a row, of {kind}")
+    for column in used_columns(columns):
+        if schema.names.count(column) > 1:
+            raise ValueError(f"{name} has more than one column {column}; columns found: {found}; legal: one of a name")
+
+
+def used_columns(columns: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Names of all columns that are read where they are there."""
+    names = (columns["input_ids"], columns["loss_mask"], *declared_length_names(columns), *source_names(columns), "id")
+    return tuple(dict.fromkeys(map(str, names)))
 
 
 def checked_blocks(
@@ -74,9 +83,16 @@ def checked_blocks(
         columns: From `canonical_columns`.
         first_row: Number of the batch's first row.
         place: Row number -> file and row, for messages.
+
+    Raises:
+        pa.ArrowInvalid: If the batch is damaged.
     """
     if not batch.num_rows:
         return
+    for name in used_columns(columns):
+        if name in batch.schema.names:
+            # Reads offsets and text, not the tokens; without it a flipped bit would be an error far from here.
+            batch.column(name).validate(full=True)
     ids, mask = (_Lists(batch.column(columns[field])) for field in ("input_ids", "loss_mask"))
     tokens_before = np.concatenate([[0], np.cumsum(np.maximum(ids.lengths, mask.lengths))])
     begin = 0
@@ -156,7 +172,7 @@ def _block(
     )
     for values in declared.values():
         wrong |= np.asarray(
-            [_lies(value, length) for value, length in zip(values, ids.lengths, strict=True)], dtype=bool
+            [lies(value, length) for value, length in zip(values, ids.lengths, strict=True)], dtype=bool
         )
 
     def problem(row: int) -> RowProblem:
@@ -168,11 +184,11 @@ def _block(
                 return RowProblem("missing_field", f"{columns[field]} is null; legal: a list")
             if flags[lists.starts[row] : lists.stops[row]].any():
                 at, value = lists.first_in(row, flags)
-                return RowProblem(reason, f"{columns[field]}[{at}] is {value}; legal: {legal}")
+                return RowProblem(reason, f"{columns[field]}[{at}] is {show_value(value)}; legal: {legal}")
         length = int(ids.lengths[row])
         if length != mask.lengths[row]:
             return length_mismatch(columns, length, int(mask.lengths[row]))
-        name = next(name for name, values in declared.items() if _lies(values[row], length))
+        name = next(name for name, values in declared.items() if lies(values[row], length))
         return declared_length(columns, name, declared[name][row], length)
 
     bad = []
@@ -186,15 +202,12 @@ def _block(
         input_ids=_gather(id_values, ids, good).astype(np.int32),
         loss_mask=_gather(mask_values, mask, good).astype(np.uint8),
         offsets=np.concatenate([[0], np.cumsum(ids.lengths[good], dtype=np.int64)]).astype(np.int64),
-        sources=_texts(batch, columns["source"], begin, num_rows, good, place(first_row + begin)),
-        row_ids=_texts(batch, "id", begin, num_rows, good, place(first_row + begin)),
+        sources=_texts(batch, source_names(columns), begin, num_rows, good, place(first_row + begin)),
+        row_ids=_texts(batch, ("id",), begin, num_rows, good, place(first_row + begin)),
         bad=tuple(bad),
         num_rows=num_rows,
+        found=optional_columns_in(columns, batch.schema.names),
     )
-
-
-def _lies(declared: object, length: int) -> bool:
-    return declared is not None and (isinstance(declared, bool) or declared != length)
 
 
 def _gather(values: np.ndarray, lists: _Lists, rows: np.ndarray) -> np.ndarray:
@@ -206,10 +219,11 @@ def _gather(values: np.ndarray, lists: _Lists, rows: np.ndarray) -> np.ndarray:
 
 
 def _texts(
-    batch: pa.RecordBatch, name: str | None, begin: int, num_rows: int, good: np.ndarray, place: str
+    batch: pa.RecordBatch, names: tuple[str, ...], begin: int, num_rows: int, good: np.ndarray, place: str
 ) -> list[str | None]:
-    """Text of an optional side column, None where there is none."""
-    if name not in batch.schema.names:
+    """Text of an optional side column of one of the names, None where there is none."""
+    name = next((name for name in names if name in batch.schema.names), None)
+    if name is None:
         return [None] * len(good)
     column = batch.column(name).slice(begin, num_rows)
     type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from dflash_lab.data.chat_format import ChatFormat
 from dflash_lab.data.chat_mask import ChatEncoder, EncodedChat
-from dflash_lab.data.chat_render import ChatProblem, Turn
+from dflash_lab.data.chat_render import ChatProblem, TemplateRenderer, Turn
 from dflash_lab.data.chat_rows import ChatLine
 from dflash_lab.data.lines import iter_json_lines
+from dflash_lab.data.paths import user_path
 from dflash_lab.data.progress import ReadingProgress
 from dflash_lab.data.store import write_samples
 
@@ -74,9 +75,11 @@ def tokenize_conversations(
     and `source`. Other fields are not read, except `reasoning_content` of a turn, which goes to the template.
 
     The mask holds the assistant's tokens up to and with the token that ends the turn; see `chat_mask` for how. A
-    template for which the mask cannot be exact is refused whatever `on_bad_row` says. Text that holds one of the
-    tokenizer's control tokens (a user who typed `<|im_end|>`) is a bad row: read as a control token it would forge a
-    turn, read as text it would be what no serving stack shows the model.
+    template for which the mask cannot be exact is refused whatever `on_bad_row` says; a conversation that does not suit
+    a fit template (two answers in a row, an assistant who begins) is a bad row. So is text that holds one of the
+    tokenizer's control tokens (a user who typed `<|im_end|>`): read as a control token it would forge a turn, read as
+    text it would be what no serving stack shows the model. A template that asks for today's date is told 26 July 2024,
+    so that the tokens are the same on any day.
 
     With workers the calling script needs the usual `if __name__ == "__main__":`, since they start by spawn.
 
@@ -104,10 +107,12 @@ def tokenize_conversations(
     _check_at_least("batch_size", batch_size, 1)
     if max_conversations is not None:
         _check_at_least("max_conversations", max_conversations, 1)
-    path, out = Path(path), Path(out)
+    path, out = user_path(path), user_path(out, name="out")
     if not path.is_file():
         raise ValueError(f"{path} is not a file; legal: a chat JSONL file")
     chat_format = ChatFormat.load(tokenizer, chat_template)
+    # Here, since a worker that fails as it starts says only that it is gone.
+    TemplateRenderer(chat_format).check_syntax()
     tally = _Tally(path=path, skip=on_bad_row == "skip")
     items = _batches(map(ChatLine.read, islice(iter_json_lines(path), max_conversations)), batch_size)
     if num_workers == 0:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dflash_lab.data.paths import user_path
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# The expression by which transformers itself decides whether a template carries marks.
-GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+GENERATION_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+# Where save_pretrained writes the template, beside tokenizer.json.
+TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -32,7 +37,7 @@ class ChatFormat:
     @property
     def mask_method(self) -> Literal["generation", "prefix"]:
         """ "generation" when the template marks the assistant's text itself, else "prefix"."""
-        return "generation" if GENERATION_MARK.search(self.chat_template) else "prefix"
+        return "generation" if GENERATION_MARK.search(COMMENT.sub("", self.chat_template)) else "prefix"
 
     @classmethod
     def load(cls, tokenizer: Any, chat_template: str | Path | None = None) -> ChatFormat:
@@ -40,7 +45,8 @@ class ChatFormat:
 
         Args:
             tokenizer: A fast Hugging Face tokenizer, a `tokenizers.Tokenizer`, a folder of `save_pretrained`, or a
-                tokenizer.json file (with tokenizer_config.json beside it, the whole folder is read).
+                tokenizer.json file (with tokenizer_config.json beside it, the whole folder is read; with only
+                chat_template.jinja beside it, that is the tokenizer's template).
             chat_template: Jinja text or a file that holds it; None takes the tokenizer's own.
 
         Raises:
@@ -69,23 +75,28 @@ def load_tokenizer(tokenizer: Any) -> PreTrainedTokenizerFast:
 
     if isinstance(tokenizer, Tokenizer):
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    if isinstance(tokenizer, (str, Path)):
-        path = Path(tokenizer).expanduser()
-        if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
-            path = path.parent
+    if isinstance(tokenizer, str | os.PathLike):
+        path = _tokenizer_path(tokenizer)
         if path.is_file():
+            template = path.with_name(TEMPLATE_FILE)
             try:
-                return PreTrainedTokenizerFast(tokenizer_file=str(path))
+                loaded = PreTrainedTokenizerFast(tokenizer_file=str(path))
             except Exception as error:  # the Rust reader raises bare Exception for whatever it cannot parse
                 raise ValueError(f"tokenizer {path} is not a tokenizer.json file: {error}") from error
-        if not path.is_dir():
-            raise ValueError(f"tokenizer {path} does not exist; legal: a folder or a tokenizer.json file here")
-        if (path / "tokenizer.json").is_file():
-            # AutoTokenizer would import torch, seconds and hundreds of MB in each process.
-            return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
-        from transformers import AutoTokenizer
+            if template.is_file():
+                loaded.chat_template = template.read_text(encoding="utf-8")
+            return loaded
+        try:
+            if (path / "tokenizer.json").is_file():
+                # AutoTokenizer would import torch, seconds and hundreds of MB in each process.
+                return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+            from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        except Exception as error:  # whatever a folder's files make transformers raise
+            raise ValueError(
+                f"tokenizer {path} is a folder from which no tokenizer can be loaded: {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(
             f"tokenizer is a {type(tokenizer).__name__}; legal: a fast Hugging Face tokenizer "
@@ -94,21 +105,60 @@ def load_tokenizer(tokenizer: Any) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def tokenizer_files(tokenizer: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Files that loading a tokenizer may read: the file itself, or all in its folder, in the order of their names.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    path = _tokenizer_path(tokenizer)
+    if path.is_file():
+        template = path.with_name(TEMPLATE_FILE)
+        return (path, template) if template.is_file() else (path,)
+    # save_pretrained puts all but the first of several templates into a folder of their own.
+    files = [*path.glob("*"), *path.glob("additional_chat_templates/*")]
+    found = tuple(sorted(file for file in files if file.is_file()))
+    if not found:
+        raise ValueError(f"tokenizer {path} is an empty folder; legal: a folder that holds a tokenizer")
+    return found
+
+
+def _tokenizer_path(tokenizer: str | os.PathLike[str]) -> Path:
+    """The file or folder that a tokenizer is read from."""
+    path = user_path(tokenizer, name="tokenizer")
+    if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
+        path = path.parent
+    if not path.exists():
+        raise ValueError(
+            f"tokenizer {os.fspath(tokenizer)} does not exist; legal: a folder or a tokenizer.json file here"
+        )
+    return path
+
+
 def _read_template(chat_template: str | Path) -> str:
     if isinstance(chat_template, str) and re.search(r"\{[{%]", chat_template):
         return chat_template
-    path = Path(chat_template)
-    if not path.is_file():
-        raise ValueError(f"chat_template {str(path)!r:.80} is neither Jinja text nor a file")
-    return path.read_text(encoding="utf-8")
+    path = user_path(chat_template, name="chat_template")
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"chat_template {str(chat_template)!r:.80} is neither Jinja text nor a file that can be read: "
+            f"{error.strerror}"
+        ) from error
+    except ValueError as error:  # not UTF-8, or a name that no file can have
+        raise ValueError(f"chat_template {str(chat_template)!r:.80} is no text file: {error}") from error
 
 
 def _check_special_tokens(template: str, special_tokens: dict[str, Any]) -> None:
-    """Refuse names that Jinja would render as nothing: a bare tokenizer.json does not say what its `eos_token` is."""
-    if special_tokens:
-        return
+    """Refuse names that Jinja would render as nothing, unless the template asks whether there are such names."""
+    code = COMMENT.sub("", template)
     missing = [
-        name for name in SPECIAL_TOKEN_NAMES if re.search(rf"\b{name}\b", template) and name not in special_tokens
+        name
+        for name in SPECIAL_TOKEN_NAMES
+        if name not in special_tokens
+        and re.search(rf"(?<![\w.'\"]){name}\b", code)
+        and not re.search(rf"\b{name}\s+is\b|\b(?:if|not|and|or)\s+{name}\b", code)
     ]
     if missing:
         raise ValueError(

@@ -1,7 +1,8 @@
-"""A conversation through a chat template: the text, and which stretches of it the assistant wrote."""
+"""A conversation through a chat template: the text, and what the template's own marks give the assistant."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,29 @@ Turn = dict[str, str]
 
 KEPT_TURN_FIELDS = ("role", "content", "reasoning_content")
 SHOWN_CHARACTERS = 40
+
+# What a template that asks `strftime_now` for today's date is told, so that a file gives the same tokens on any day:
+# 26 July 2024, the date that Llama 3.1's template writes where no clock is at hand.
+PINNED_DATE = {
+    "%d": "26",
+    "%-d": "26",
+    "%b": "Jul",
+    "%B": "July",
+    "%m": "07",
+    "%-m": "7",
+    "%Y": "2024",
+    "%y": "24",
+    "%a": "Fri",
+    "%A": "Friday",
+    "%j": "208",
+    "%F": "2024-07-26",
+    "%H": "00",
+    "%I": "12",
+    "%M": "00",
+    "%S": "00",
+    "%p": "AM",
+    "%T": "00:00:00",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,165 +54,103 @@ class ChatProblem:
 
 
 class Stop(Exception):
-    """Carries a ChatProblem out of the middle of an encoding."""
+    """Carries a problem out of the middle of an encoding.
 
-    def __init__(self, reason: str, text: str, *, refuses_template: bool = False) -> None:
-        self.problem = ChatProblem(reason=reason, text=text, refuses_template=refuses_template)
+    Args:
+        reason: As in ChatProblem.
+        text: As in ChatProblem.
+        fault: Whose it is; "unclear" where an ordinary conversation must tell an odd row from an unfit template.
+        advice: What to do where it is the template's.
+    """
+
+    def __init__(
+        self, reason: str, text: str, *, fault: Literal["row", "template", "unclear"] = "row", advice: str = ""
+    ) -> None:
+        self.reason = reason
+        self.text = text
+        self.fault = fault
+        self.advice = advice
+
+    @property
+    def problem(self) -> ChatProblem:
+        """The problem, once it is clear whose fault it is."""
+        assert self.fault != "unclear"
+        return ChatProblem(reason=self.reason, text=self.text, refuses_template=self.fault == "template")
+
+
+class RenderError(Exception):
+    """The template refused a conversation, or cannot cope with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RenderedChat:
-    """One conversation as text.
+class Rendering:
+    """What a template makes of turns.
 
     Attributes:
-        text: The whole conversation.
-        turns: Numbers of the masked turns.
-        spans: First and last + 1 character in `text` of each masked turn.
-        prefixes: Without marks in the template: for each masked turn, the text before it with the generation prompt,
-            and the text up to its end. Else empty.
-        num_altered: Masked turns whose content does not stand word for word in the text.
+        text: The text.
+        marks: First and last + 1 character of each `{% generation %}` block, in order; empty where there are none.
     """
 
     text: str
-    turns: list[int]
-    spans: list[tuple[int, int]]
-    prefixes: list[str]
-    num_altered: int
+    marks: list[tuple[int, int]]
 
 
-class ChatRenderer:
-    """Renders conversations and finds the assistant's text in them.
+class TemplateRenderer:
+    """Renders turns as transformers does, at a pinned date.
 
     Args:
         chat_format: The chat template and the special tokens that it may name.
-        turns: "all" finds every assistant turn, "last" only the last one.
     """
 
-    def __init__(self, chat_format: ChatFormat, *, turns: Literal["all", "last"]) -> None:
+    def __init__(self, chat_format: ChatFormat) -> None:
         self._format = chat_format
-        self._turns = turns
+        self._prologue = _pinned_clock() if "strftime_now" in chat_format.chat_template else ""
 
-    def render(self, chat: Sequence[Turn]) -> RenderedChat:
-        """Render one conversation.
+    def check_syntax(self) -> None:
+        """Raise ValueError if the template is not valid Jinja; what it makes of turns is not looked at."""
+        with contextlib.suppress(RenderError):
+            self.render([])
+
+    def render(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> Rendering:
+        """Render turns.
 
         Args:
-            chat: Turns with `role` and `content`, the assistant's among them.
+            turns: Turns with `role` and `content`; may be none.
+            generation_prompt: Whether the assistant's header follows, as before an answer is generated.
 
         Raises:
-            Stop: With the problem, if the assistant's text cannot be told exactly.
+            RenderError: If the template refuses the turns or fails on them.
+            ValueError: If the template is not valid Jinja.
         """
-        answers = [number for number, turn in enumerate(chat) if turn["role"] == "assistant"]
-        try:
-            text, spans = self._render(chat)
-        except _RenderError as error:
-            raise Stop("template_error", f"the chat template does not render it: {error}") from None
-        chosen = answers if self._turns == "all" else answers[-1:]
-        prefixes: list[str] = []
-        if self._format.mask_method == "generation":
-            spans = _one_span_per_turn(spans, len(answers), text)[-len(chosen) :]
-        else:
-            spans = []
-            for number in chosen:
-                head, end = self._render_prefixes(chat, number, text)
-                prefixes += (head, end)
-                spans.append((len(head), len(end)))
-        altered = 0
-        for number, (start, end) in zip(chosen, spans, strict=True):
-            content, written = chat[number]["content"].strip(), text[start:end]
-            altered += content not in written
-            if content and content.splitlines()[-1].strip() not in written:
-                raise Stop(
-                    "template_loses_answer",
-                    f"turn {number}: the text that the chat template gives the assistant, {cut(written)!r}, does not "
-                    f"hold the answer's end, {content.splitlines()[-1].strip()[-SHOWN_CHARACTERS:]!r}",
-                    refuses_template=True,
-                )
-        return RenderedChat(text=text, turns=chosen, spans=spans, prefixes=prefixes, num_altered=altered)
-
-    def _render_prefixes(self, chat: Sequence[Turn], number: int, text: str) -> tuple[str, str]:
-        """The text before the answer in turn `number` and the text up to its end, both checked against the whole."""
-        try:
-            head, _ = self._render(chat[:number], generation_prompt=True)
-            bare_head, _ = self._render(chat[:number])
-            end = text if number == len(chat) - 1 else self._render(chat[: number + 1])[0]
-        except _RenderError as error:
-            where = "nothing" if number == 0 else f"turns 0 to {number - 1} alone"
-            raise Stop(
-                "template_error", f"the chat template does not render {where}: {error}", refuses_template=number > 0
-            ) from None
-        for name, part in (
-            (f"the turns before turn {number} with the generation prompt", head),
-            (f"the turns up to turn {number}", end),
-        ):
-            if not text.startswith(part):
-                same = next((i for i, (a, b) in enumerate(zip(part, text, strict=False)) if a != b), len(text))
-                raise Stop(
-                    "template_without_prefixes",
-                    f"{name} do not render to the beginning of the whole conversation: from character {same} on, "
-                    f"{cut(part[same:])!r} against {cut(text[same:])!r}. A template that rewrites earlier turns "
-                    "needs {% generation %} marks" + ("" if self._turns == "last" else " or turns='last'"),
-                    refuses_template=True,
-                )
-        if len(head) > len(end):
-            raise Stop(
-                "template_without_prefixes",
-                f"turn {number}: the generation prompt {cut(head[len(bare_head) :])!r} is longer than the turn",
-                refuses_template=True,
-            )
-        if head == bare_head:
-            answer = chat[number]["content"].strip()
-            # Without an answer to look for, the whole turn counts as header.
-            header = end[len(head) :].partition(answer)[0] if answer else end[len(head) :]
-            if header.strip():
-                raise Stop(
-                    "template_without_generation_prompt",
-                    f"turn {number}: the chat template ignores add_generation_prompt but writes {cut(header)!r} "
-                    "before the answer, so the header cannot be told from the answer",
-                    refuses_template=bool(answer),
-                )
-        return head, end
-
-    def _render(self, chat: Sequence[Turn], *, generation_prompt: bool = False) -> tuple[str, list[tuple[int, int]]]:
         import jinja2
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        turns = [{name: turn[name] for name in KEPT_TURN_FIELDS if name in turn} for turn in chat]
+        kept = [{name: turn[name] for name in KEPT_TURN_FIELDS if name in turn} for turn in turns]
         try:
-            texts, spans = render_jinja_template(
-                conversations=[turns],
-                chat_template=self._format.chat_template,
+            texts, marks = render_jinja_template(
+                conversations=[kept],
+                chat_template=self._prologue + self._format.chat_template,
                 return_assistant_tokens_mask=self._format.mask_method == "generation",
                 add_generation_prompt=generation_prompt,
                 **self._format.special_tokens,
             )
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error}") from error
-        except (jinja2.TemplateError, TypeError) as error:
-            raise _RenderError(str(error)) from error
-        return texts[0], [tuple(span) for span in spans[0]] if spans else []
+            line = error.lineno - self._prologue.count("\n")
+            raise ValueError(f"the chat template is not valid Jinja: line {line}: {error}") from error
+        except jinja2.TemplateError as error:
+            raise RenderError(str(error)) from error
+        except ImportError:
+            raise
+        except Exception as error:  # a template is a program: it can divide by zero or recurse without end
+            raise RenderError(f"{type(error).__name__}: {error}") from error
+        return Rendering(text=texts[0], marks=[tuple(span) for span in marks[0]] if marks else [])
 
 
-class _RenderError(Exception):
-    """The template refused a conversation, or cannot cope with it."""
-
-
-def _one_span_per_turn(spans: list[tuple[int, int]], num_answers: int, text: str) -> list[tuple[int, int]]:
-    if len(spans) != num_answers:
-        merged: list[tuple[int, int]] = []
-        for start, end in spans:
-            if merged and merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], end)
-            else:
-                merged.append((start, end))
-        spans = merged
-    if len(spans) != num_answers:
-        raise Stop(
-            "template_marks_differ",
-            f"the chat template's generation marks give {len(spans)} stretches of text for {num_answers} assistant "
-            f"turns: {[cut(text[start:end]) for start, end in spans[:4]]}",
-            refuses_template=True,
-        )
-    return spans
+def _pinned_clock() -> str:
+    """Jinja that puts a pinned `strftime_now` in front of the one that reads the clock; adds nothing to the text."""
+    directives = "".join(f" | replace('{directive}', '{value}')" for directive, value in PINNED_DATE.items())
+    # The line break belongs to the macro: with trim_blocks it goes, and the template begins at the start of a line.
+    return f"{{% macro strftime_now(format) %}}{{{{ format{directives} }}}}{{% endmacro %}}\n"
 
 
 def cut(text: str) -> str:

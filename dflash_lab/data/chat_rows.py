@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dflash_lab.data.chat_render import ChatProblem, Turn
 from dflash_lab.data.lines import JsonLine
+from dflash_lab.data.rows import HALF_PAIR, show_value
 
 # Names of the chat format and of ShareGPT's, -> the names that chat templates know.
 ROLES = {
@@ -20,8 +20,6 @@ ROLES = {
 TURN_LISTS = ("messages", "conversations")
 # Fields that change what a turn means; a conversation whose calls were dropped would teach answers out of nowhere.
 CALL_FIELDS = ("tool_calls", "function_call")
-# JSON can spell half a surrogate pair, which is no text that a tokenizer can take.
-HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +78,7 @@ def _read_turns(value: Mapping[str, object]) -> list[Turn]:
     if system is not None and system != "":
         if not isinstance(system, str):
             raise _BadConversation("content_not_text", f"system is {_show(system)}; legal: text")
+        _check_unicode(system, "system", "content_not_text")
         if turns[0]["role"] == "system":
             raise _BadConversation(
                 "two_systems", f"system is {_show(system)} and {name}[0] is one too; legal: one of them"
@@ -112,8 +111,7 @@ def _read_turn(turn: object, where: str) -> Turn:
             )
         read["reasoning_content"] = reasoning
     for name, text in read.items():
-        if HALF_PAIR.search(text):
-            raise _BadConversation("content_not_text", f"{where}: {name} holds half a surrogate pair; legal: Unicode")
+        _check_unicode(text, f"{where}: {name}", "content_not_text")
     return read
 
 
@@ -129,6 +127,8 @@ def _one_of(turn: Mapping[str, object], names: tuple[str, str], where: str, reas
 
 def _read_name(value: Mapping[str, object], name: str) -> str | None:
     given = value.get(name)
+    if isinstance(given, str):
+        _check_unicode(given, name, "bad_text")
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, int) and not isinstance(given, bool):
@@ -136,6 +136,10 @@ def _read_name(value: Mapping[str, object], name: str) -> str | None:
     raise _BadConversation("bad_text", f"{name} is {_show(given)}; legal: text, a whole number or null")
 
 
+def _check_unicode(text: str, what: str, reason: str) -> None:
+    if not text.isascii() and HALF_PAIR.search(text):
+        raise _BadConversation(reason, f"{what} holds half a surrogate pair; legal: Unicode")
+
+
 def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return show_value(value, limit=80)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,14 +14,18 @@ import polars as pl
 import pyarrow as pa
 
 from dflash_lab.batching import BatchingConfig, BatchPlan, plan_epoch
-from dflash_lab.data.index import SourceIndex, build_index, load_index, open_index
-from dflash_lab.data.readers import blocks_of_rows, blocks_of_tables, find_files
-from dflash_lab.data.report import DataReport
-from dflash_lab.data.rows import BLOCK_ROWS, RowBlock, canonical_columns
+from dflash_lab.data.columns import canonical_columns
+from dflash_lab.data.files import find_files
+from dflash_lab.data.hf import tables_of
+from dflash_lab.data.index import SourceIndex, open_index
+from dflash_lab.data.options import Options, check_options
+from dflash_lab.data.paths import printable
+from dflash_lab.data.readers import blocks_of_rows, blocks_of_tables
+from dflash_lab.data.report import report_of
+from dflash_lab.data.rows import RowBlock
 from dflash_lab.data.selection import select_rows
+from dflash_lab.data.spill import Spill
 from dflash_lab.data.store import write_samples
-
-ON_BAD_ROW = ("error", "skip")
 
 
 @dataclass(frozen=True)
@@ -88,21 +90,7 @@ class PreloadedDataset:
         self.max_id = int(index.max_ids[kept].max())
         self.sources = _sources(index.sources, kept)
         self.fingerprint = self._fingerprint(index.digests[kept])
-        self.report = DataReport(
-            name=name,
-            num_rows=index.num_rows,
-            num_samples=len(kept),
-            left_out=chosen.left_out,
-            num_tokens=int(index.lengths.sum(dtype=np.int64)),
-            num_loss_tokens=int(index.loss_tokens.sum(dtype=np.int64)),
-            num_kept_tokens=int(self.lengths.sum(dtype=np.int64)),
-            num_kept_loss_tokens=int(self.loss_tokens.sum(dtype=np.int64)),
-            num_zero_loss_rows=int(np.count_nonzero(index.loss_tokens == 0)),
-            num_cut=int(np.count_nonzero(index.lengths[kept] > self.lengths)),
-            num_repeats=int(np.count_nonzero(index.repeats[kept])),
-            ignored_files=ignored_files,
-            examples=chosen.examples,
-        )
+        self.report = report_of(index, chosen, name=name, ignored_files=ignored_files)
 
     @classmethod
     def open(
@@ -121,12 +109,20 @@ class PreloadedDataset:
         Reads JSONL (also .gz and .zst), Parquet, Arrow IPC files and streams, folders written by `save_to_disk`, and
         folders of mixed shards. The first open streams the source once, checks every row and writes an index beside it
         (in the folder .dflash_lab, or under DFLASH_LAB_CACHE, or in the user's cache where the source is read-only);
-        later opens read no tokens.
+        later opens read no tokens. A source that is replaced is noticed at the next open, and when a data set is
+        unpickled; a file must not be written over in place while a data set reads it, since Arrow files are read where
+        they stand, and lengths would no longer be theirs.
+
+        Of a folder every shard is read, in the order of their names, those in subfolders and behind links too. Names
+        that begin with a dot or an underscore are not data; a .json file is data if its first line is an object with a
+        token column. `report.ignored_files` lists what was not read.
 
         Args:
             path: File or folder.
-            split: Split of a saved DatasetDict.
-            columns: Our names -> the names in the data, for input_ids, loss_mask, length and source.
+            split: Split of a saved DatasetDict, or of a folder with names such as train-0.parquet and test-0.parquet;
+                splits are never mixed.
+            columns: Our names -> the names in the data, for input_ids, loss_mask, length and source; None for length
+                or source: not in the data. A name that is given must be there.
             max_seq_len: Samples are cut to this many tokens, ids and mask alike; None cuts nothing.
             vocab_size: Ids at or past it make a row bad.
             min_loss_tokens: A sample with fewer supervised tokens after the cut is left out and counted; >= 0.
@@ -140,11 +136,13 @@ class PreloadedDataset:
             ValueError: If a file is cut off, foreign or without the columns; if a row is bad, naming file, physical
                 line or row, field and value; or if no sample is left.
         """
-        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
+        options = check_options(
+            max_seq_len=max_seq_len, vocab_size=vocab_size, min_loss_tokens=min_loss_tokens, on_bad_row=on_bad_row
+        )
         names = canonical_columns(columns)
-        source = find_files(path, split=split)
+        source = find_files(path, split=split, columns=names)
         index = open_index(source, names, stop_at_bad_row=on_bad_row == "error")
-        ignored = tuple(str(file.relative_to(source.path)) for file in source.ignored)
+        ignored = tuple(printable(file.relative_to(source.path)) for file in source.ignored)
         return cls(index, name=str(source.path), ignored_files=ignored, **options)
 
     @classmethod
@@ -163,10 +161,11 @@ class PreloadedDataset:
         The rows are read once and kept in a temporary store that goes with the data set. Arguments and errors as
         `open`.
         """
-        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
-        return cls._spill(
-            blocks_of_rows(rows, canonical_columns(columns), name="the given rows"), "the given rows", options
+        options = check_options(
+            max_seq_len=max_seq_len, vocab_size=vocab_size, min_loss_tokens=min_loss_tokens, on_bad_row=on_bad_row
         )
+        names = canonical_columns(columns)
+        return cls._spill(blocks_of_rows(rows, names, name="the given rows"), names, "the given rows", options)
 
     @classmethod
     def from_arrow(
@@ -183,11 +182,13 @@ class PreloadedDataset:
 
         The rows are copied once into a temporary store that goes with the data set.
         """
-        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
+        options = check_options(
+            max_seq_len=max_seq_len, vocab_size=vocab_size, min_loss_tokens=min_loss_tokens, on_bad_row=on_bad_row
+        )
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise ValueError(f"table is a {type(table).__name__}; legal: a pyarrow Table or RecordBatch")
-        blocks = blocks_of_tables([table], canonical_columns(columns), name="the given table")
-        return cls._spill(blocks, "the given table", options)
+        names = canonical_columns(columns)
+        return cls._spill(blocks_of_tables([table], names, name="the given table"), names, "the given table", options)
 
     @classmethod
     def from_hf(
@@ -206,33 +207,25 @@ class PreloadedDataset:
         The rows are copied once into a temporary store that goes with the data set. A DatasetDict needs `split`.
         Other arguments and errors as `open`.
         """
-        options = _options(max_seq_len, vocab_size, min_loss_tokens, on_bad_row)
-        if isinstance(dataset, Mapping):
-            if split not in dataset:
-                raise ValueError(
-                    f"the given DatasetDict has the splits {', '.join(map(repr, dataset))}; name one as split"
-                )
-            dataset = dataset[split]
-        elif split is not None:
-            raise ValueError(f"split is {split!r}, but the given data set is one split already; leave split out")
-        if not (hasattr(dataset, "with_format") and hasattr(dataset, "iter")):
-            raise ValueError(f"dataset is a {type(dataset).__name__}; legal: a datasets.Dataset or DatasetDict")
-        tables = dataset.with_format("arrow").iter(batch_size=BLOCK_ROWS)
-        blocks = blocks_of_tables(tables, canonical_columns(columns), name="the given data set")
-        return cls._spill(blocks, "the given data set", options)
+        options = check_options(
+            max_seq_len=max_seq_len, vocab_size=vocab_size, min_loss_tokens=min_loss_tokens, on_bad_row=on_bad_row
+        )
+        names = canonical_columns(columns)
+        blocks = blocks_of_tables(tables_of(dataset, split), names, name="the given data set")
+        return cls._spill(blocks, names, "the given data set", options)
 
     @classmethod
-    def _spill(cls, blocks: Iterator[RowBlock], name: str, options: dict[str, Any]) -> PreloadedDataset:
+    def _spill(
+        cls, blocks: Iterator[RowBlock], columns: Mapping[str, str | None], name: str, options: Options
+    ) -> PreloadedDataset:
         """Write blocks to a temporary store, which goes when the data set does."""
-        base = Path(tempfile.mkdtemp(prefix="dflash_lab-"))
+        spill = Spill(blocks, columns, stop_at_bad_row=options["on_bad_row"] == "error", name=name)
         try:
-            stop = options["on_bad_row"] == "error"
-            build_index(blocks, base / "store", in_place=False, stop_at_bad_row=stop, label=name)
-            dataset = cls(load_index(base / "store", None), name=name, **options)
+            dataset = cls(spill.index, name=name, **options)
         except BaseException:
-            shutil.rmtree(base, ignore_errors=True)
+            spill.remove()
             raise
-        weakref.finalize(dataset, shutil.rmtree, base, ignore_errors=True)
+        spill.remove_with(dataset)
         return dataset
 
     def __len__(self) -> int:
@@ -244,8 +237,14 @@ class PreloadedDataset:
 
         Raises:
             IndexError: If there is no such sample.
+            TypeError: If it is not a single whole number.
         """
-        number = range(len(self))[sample_id]
+        try:
+            number = range(len(self))[operator.index(sample_id)]
+        except TypeError:
+            raise TypeError(f"sample_id is {sample_id!r}; legal: a single whole number, no slice or list") from None
+        except IndexError:
+            raise IndexError(f"sample_id is {sample_id}; legal: a whole number in [0, {len(self)})") from None
         ids, mask = self.token_views(number)
         return Sample(ids.astype(np.int64), mask.astype(bool), number)
 
@@ -321,25 +320,6 @@ class PreloadedDataset:
         digest.update(self.lengths.astype("<i4").tobytes())
         digest.update(digests.astype("<u8").tobytes())
         return digest.hexdigest()
-
-
-def _options(max_seq_len: object, vocab_size: object, min_loss_tokens: object, on_bad_row: str) -> dict[str, Any]:
-    """Check the options that every way to make a data set has."""
-    checked: dict[str, Any] = {"on_bad_row": on_bad_row}
-    for name, value, least in (
-        ("max_seq_len", max_seq_len, 1),
-        ("vocab_size", vocab_size, 1),
-        ("min_loss_tokens", min_loss_tokens, 0),
-    ):
-        optional = name != "min_loss_tokens"
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not (whole and value >= least) and not (optional and value is None):  # type: ignore[operator]
-            none = " or None" if optional else ""
-            raise ValueError(f"{name} is {value!r}; legal: a whole number >= {least}{none}")
-        checked[name] = value if value is None else int(value)  # type: ignore[call-overload]
-    if on_bad_row not in ON_BAD_ROW:
-        raise ValueError(f"on_bad_row is {on_bad_row!r}; legal: {', '.join(ON_BAD_ROW)}")
-    return checked
 
 
 def _sources(sources: pa.DictionaryArray, kept: np.ndarray) -> pl.Series | None:

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from dflash_lab.data.folders import build_folder, first_writable, folders_for, key_of
-from dflash_lab.data.progress import ReadingProgress
-from dflash_lab.data.readers import SourceFiles, can_map, read_blocks
-from dflash_lab.data.rows import RowBlock
-from dflash_lab.data.store import MappedTokens, StoreWriter
+from dflash_lab.data.files import SourceFiles
+from dflash_lab.data.folders import aside_prefix, folders_for, key_of, load_or_build
+from dflash_lab.data.index_write import INDEX_COLUMNS, bad_row_error, write_index
+from dflash_lab.data.mapped import MappedTokens
+from dflash_lab.data.paths import short_name
+from dflash_lab.data.readers import can_map, read_blocks
 
 # Changes whenever what stands in the files of a folder changes its meaning.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +46,7 @@ class SourceIndex:
         bad: Table of row_number, reason, message.
         num_rows: Good and bad rows.
         files: Name and number of the first row of each file.
+        ids_name: The source's name for input_ids.
     """
 
     folder: Path
@@ -64,6 +63,7 @@ class SourceIndex:
     bad: pa.Table
     num_rows: int
     files: list[tuple[str, int]]
+    ids_name: str
 
     def place(self, row: int) -> str:
         """Name where a good row stands: its file, and its physical line or its number in the file."""
@@ -82,20 +82,41 @@ class SourceIndex:
         if not longer.size:
             return counts
         kept = self.folder / f"cut-{max_seq_len}.npy"
-        if kept.is_file():
-            counts[longer] = np.load(kept)
-            return counts
+        try:
+            kept_counts = np.load(kept)
+            if kept_counts.shape == longer.shape:
+                counts[longer] = kept_counts
+                return counts
+        except (OSError, ValueError, EOFError):
+            # Not counted before, cut off, or another user's: counted now.
+            pass
         for row in longer.tolist():
             mask = self.tokens.row(self.token_rows[row])[1][:max_seq_len]
             counts[row] = np.count_nonzero(mask)
-        try:
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".partial", delete=False) as file:
-                np.save(file, counts[longer])
-            os.replace(file.name, kept)
-        except OSError:
-            # A folder that has become read-only costs the time of counting again, nothing else.
-            pass
+        _keep(kept, counts[longer])
         return counts
+
+    def first_past(self, row: int, vocab_size: int) -> tuple[int, int]:
+        """Place and value of a good row's first id at or past `vocab_size`; there is one."""
+        ids = self.tokens.row(int(self.token_rows[row]))[0]
+        at = int(np.flatnonzero(ids >= vocab_size)[0])
+        return at, int(ids[at])
+
+
+def _keep(path: Path, counts: np.ndarray) -> None:
+    """Write counts beside the index; where that fails, they are counted again another time and nothing else."""
+    try:
+        handle, aside = tempfile.mkstemp(prefix=aside_prefix(path.name), suffix=".partial", dir=path.parent)
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.save(file, counts)
+        # mkstemp makes files that only their owner can read.
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except OSError:
+        Path(aside).unlink(missing_ok=True)
 
 
 def open_index(source: SourceFiles, columns: Mapping[str, str | None], *, stop_at_bad_row: bool) -> SourceIndex:
@@ -110,119 +131,67 @@ def open_index(source: SourceFiles, columns: Mapping[str, str | None], *, stop_a
         ValueError: If a file cannot be read, changes while it is read, or has a bad row that is an error.
     """
     state = source.state()
-    name = f"{source.path.name}-{key_of([str(source.path), source.split, dict(columns)])}"
+    name = f"{short_name(source.path.name)}-{key_of([str(source.path), source.split, dict(columns)])}"
     version = key_of([_FORMAT, state])
-    for base in folders_for(source.path):
-        folder = base / name / version
-        if (folder / "meta.json").is_file():
-            index = _load(folder, source, columns)
-            _stop(index.bad if stop_at_bad_row else None)
-            return index
-    folder = first_writable(folders_for(source.path)) / name / version
-    in_place = can_map(source, columns)
-    build_index(
-        read_blocks(source, columns), folder, in_place=in_place, stop_at_bad_row=stop_at_bad_row, label=source.path.name
-    )
-    if source.state() != state:
-        shutil.rmtree(folder, ignore_errors=True)
+
+    def load(folder: Path) -> SourceIndex:
+        return load_index(folder, source, columns)
+
+    def build(folder: Path) -> None:
+        write_index(
+            read_blocks(source, columns),
+            folder,
+            columns,
+            in_place=can_map(source, columns),
+            stop_at_bad_row=stop_at_bad_row,
+            name=str(source.path),
+        )
+        _check_unchanged(source, state)
+
+    places = [base / name / version for base in folders_for(source.path)]
+    index = load_or_build(places, load, build, label=str(source.path))
+    # Files that were replaced after their state was taken would be mapped under the old lengths.
+    _check_unchanged(source, state)
+    if stop_at_bad_row and len(index.bad):
+        raise bad_row_error(index.bad["message"][0].as_py())
+    return index
+
+
+def _check_unchanged(source: SourceFiles, state: list[list[object]]) -> None:
+    try:
+        now = source.state()
+    except FileNotFoundError as error:
+        raise ValueError(f"{error.filename} was removed while it was read") from error
+    if now != state:
         raise ValueError(f"{source.path} changed while it was read; open it again when nothing writes to it")
-    for other in folder.parent.iterdir():
-        # What was made from the source's earlier states serves nobody; open maps of it stay valid.
-        if other != folder and not other.name.endswith(".partial"):
-            shutil.rmtree(other, ignore_errors=True)
-    return _load(folder, source, columns)
 
 
-def build_index(blocks: Iterable[RowBlock], folder: Path, *, in_place: bool, stop_at_bad_row: bool, label: str) -> None:
-    """Stream blocks once into an index, and into a store unless rows are read in place; written aside, renamed whole.
+def load_index(
+    folder: Path, source: SourceFiles | None = None, columns: Mapping[str, str | None] | None = None
+) -> SourceIndex:
+    """Open the index in a folder.
+
+    Args:
+        folder: Written by `write_index`.
+        source: The source, whose rows may be read in place; None where the folder has a store for certain.
+        columns: From `canonical_columns`; goes with `source`.
 
     Raises:
-        ValueError: If there are no rows, or a bad row that is an error.
-        OSError: If the folder cannot be written.
+        ValueError, KeyError, OSError: If the index is damaged.
     """
-    build_folder(folder, lambda aside: _write(blocks, aside, in_place, stop_at_bad_row, label))
-
-
-def _write(blocks: Iterable[RowBlock], aside: Path, in_place: bool, stop_at_bad_row: bool, label: str) -> None:
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
-    sources: list[str | None] = []
-    bad: list[tuple[int, str, str]] = []
-    num_rows = 0
-    files: list[tuple[str, int]] = []
-    progress = ReadingProgress(label)
-    writer = None if in_place else StoreWriter(aside / "store.arrow")
-    with writer or nullcontext():
-        for block in blocks:
-            bad += [(row.row_number, row.reason, row.message) for row in block.bad]
-            if stop_at_bad_row:
-                _stop(_bad_table(bad))
-            if not files or files[-1][0] != block.file:
-                files.append((block.file, num_rows))
-            num_rows += block.num_rows
-            for name, column in _describe(block).items():
-                columns[name].append(column)
-            sources += block.sources
-            if writer:
-                writer.write(block)
-            progress.update(block.share_read, num_rows)
-    progress.done(num_rows)
-    arrays = {name: np.concatenate([np.empty(0, dtype), *columns[name]]) for name, dtype in _COLUMNS.items()}
-    repeats = np.ones(len(arrays["digest"]), dtype=bool)
-    repeats[np.unique(arrays["digest"], return_index=True)[1]] = False
-    table = pa.table(
-        {**arrays, "repeat": repeats.view(np.uint8), "source": pa.array(sources, pa.string()).dictionary_encode()}
-    )
-    for name, rows in (("rows", table), ("bad", _bad_table(bad))):
-        with pa.ipc.new_file(str(aside / f"{name}.arrow"), rows.schema) as file:
-            file.write_table(rows)
-    meta = {"in_place": in_place, "num_rows": num_rows, "files": files}
-    (aside / "meta.json").write_text(json.dumps(meta))
-
-
-def _describe(block: RowBlock) -> dict[str, np.ndarray]:
-    """One value a good row for each index column."""
-    num_rows = len(block.row_numbers)
-    lengths = np.diff(block.offsets)
-    supervised = np.concatenate([[0], np.cumsum(block.loss_mask, dtype=np.int64)])
-    max_ids = np.full(num_rows, -1, np.int32)
-    filled = np.flatnonzero(lengths)
-    if filled.size:
-        max_ids[filled] = np.maximum.reduceat(block.input_ids, block.offsets[:-1][filled])
-    ids = memoryview(block.input_ids.astype("<i4", copy=False)).cast("B")
-    mask = memoryview(block.loss_mask).cast("B")
-    digests = []
-    for begin, end in zip(block.offsets[:-1].tolist(), block.offsets[1:].tolist(), strict=True):
-        digest = blake2b(ids[4 * begin : 4 * end], digest_size=8)
-        digest.update(mask[begin:end])
-        digests.append(digest.digest())
-    return {
-        "row_number": block.row_numbers,
-        "line_number": np.full(num_rows, -1) if block.line_numbers is None else block.line_numbers,
-        "length": lengths.astype(np.int32),
-        "loss_tokens": (supervised[block.offsets[1:]] - supervised[block.offsets[:-1]]).astype(np.int32),
-        "max_id": max_ids,
-        "digest": np.frombuffer(b"".join(digests), "<u8"),
-    }
-
-
-_COLUMNS = {
-    "row_number": np.int64,
-    "line_number": np.int64,
-    "length": np.int32,
-    "loss_tokens": np.int32,
-    "max_id": np.int32,
-    "digest": np.uint64,
-}
-
-
-def load_index(folder: Path, tokens: MappedTokens | None) -> SourceIndex:
-    """Open the index in a folder; `tokens` where rows are read in place, else the folder's own store."""
     meta = json.loads((folder / "meta.json").read_text())
     rows, bad = (pa.ipc.open_file(pa.memory_map(str(folder / f"{name}.arrow"))).read_all() for name in ("rows", "bad"))
-    arrays = {name: rows[name].to_numpy() for name in _COLUMNS}
+    arrays = {name: rows[name].to_numpy() for name in INDEX_COLUMNS}
+    if meta["in_place"]:
+        assert source is not None and columns is not None
+        tokens = MappedTokens(source.files, str(columns["input_ids"]), str(columns["loss_mask"]))
+    else:
+        tokens = MappedTokens((folder / "store.arrow",))
+    if len(tokens) != (meta["num_rows"] if meta["in_place"] else len(rows)) or len(rows) + len(bad) != meta["num_rows"]:
+        raise ValueError(f"{folder} does not agree with its tokens: {len(tokens)} rows for an index of {len(rows)}")
     return SourceIndex(
         folder=folder,
-        tokens=tokens or MappedTokens((folder / "store.arrow",)),
+        tokens=tokens,
         token_rows=arrays["row_number"] if meta["in_place"] else np.arange(len(rows)),
         row_numbers=arrays["row_number"],
         line_numbers=arrays["line_number"],
@@ -235,26 +204,5 @@ def load_index(folder: Path, tokens: MappedTokens | None) -> SourceIndex:
         bad=bad,
         num_rows=meta["num_rows"],
         files=[(name, first) for name, first in meta["files"]],
-    )
-
-
-def _load(folder: Path, source: SourceFiles, columns: Mapping[str, str | None]) -> SourceIndex:
-    in_place = json.loads((folder / "meta.json").read_text())["in_place"]
-    tokens = MappedTokens(source.files, str(columns["input_ids"]), str(columns["loss_mask"])) if in_place else None
-    return load_index(folder, tokens)
-
-
-def _stop(bad: pa.Table | None) -> None:
-    if bad is not None and len(bad):
-        raise ValueError(f'{bad["message"][0].as_py()}; on_bad_row="skip" leaves bad rows out and counts them')
-
-
-def _bad_table(bad: list[tuple[int, str, str]]) -> pa.Table:
-    numbers, reasons, messages = zip(*bad, strict=True) if bad else ((), (), ())
-    return pa.table(
-        {
-            "row_number": pa.array(numbers, pa.int64()),
-            "reason": pa.array(reasons, pa.string()),
-            "message": pa.array(messages, pa.string()),
-        }
+        ids_name=meta["ids_name"],
     )

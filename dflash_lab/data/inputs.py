@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,21 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from dflash_lab.data.chat import TokenizeReport, tokenize_conversations
 from dflash_lab.data.chat_rows import TURN_LISTS
-from dflash_lab.data.corpus import builtin_corpus, builtin_tokenizer
+from dflash_lab.data.chat_store import REPORT_NAME, STORE_NAME, tokenized_folder
+from dflash_lab.data.corpus import builtin_corpus
 from dflash_lab.data.dataset import PreloadedDataset
-from dflash_lab.data.folders import build_folder, first_writable, folders_for, key_of
+from dflash_lab.data.files import file_format, find_files
+from dflash_lab.data.folders import key_of
 from dflash_lab.data.lines import iter_json_lines
+from dflash_lab.data.options import optional_whole_number
+from dflash_lab.data.paths import user_path
 from dflash_lab.data.profile import SOURCE_RUN_NUM_SAMPLES, source_run_lengths
-from dflash_lab.data.readers import file_format
+from dflash_lab.data.selection import MOST_TOKENS
 
 PROFILES = ("", "source_run")
-# Changes whenever what is written for a chat file changes its meaning.
-_FORMAT = 1
+# Enough for a first line that is an ordinary conversation.
+_FIRST_LINE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ def open_lengths(
         lengths: "source_run" takes lengths with the source run's profile, and no data; empty takes the data.
         num_samples: Size of the profile, >= 1.
         seed: Permutation of the profile, >= 0.
-        split: Split of a saved DatasetDict; empty where there are none.
+        split: Split of a saved DatasetDict or of a folder of shards; empty where there are none.
         tokenizer: For a chat file: a folder or tokenizer.json; empty takes the built-in tokenizer.
         chat_template: For a chat file: a template file or Jinja text; empty takes the tokenizer's own.
         turns: For a chat file: which assistant turns are supervised.
@@ -88,30 +90,41 @@ def open_lengths(
 
     Raises:
         FileNotFoundError: If `data_path` does not exist.
-        ValueError: As `PreloadedDataset.open` and `tokenize_conversations`, and if both a profile and data are named.
+        ValueError: As `PreloadedDataset.open` and `tokenize_conversations`; if both a profile and data are named, a
+            split of what has none, or a folder of chat files.
     """
     if lengths not in PROFILES:
         raise ValueError(f"lengths is {lengths!r}; legal: 'source_run', or empty to take the data")
+    max_seq_len = optional_whole_number("max_seq_len", max_seq_len, least=1)
     if lengths:
         if data_path:
             raise ValueError(f"lengths is {lengths!r} and data_path is {data_path!r}; name only one of them")
+        _check_no_split(split, "a length profile")
         profile = source_run_lengths(num_samples, seed=seed)
-        cut = profile if max_seq_len is None else np.minimum(profile, np.int32(max_seq_len))
+        cut = profile if max_seq_len is None else np.minimum(profile, np.int32(min(max_seq_len, MOST_TOKENS)))
         note = f"{num_samples:,} lengths with the source run's profile: a fitted mixture, no tokens behind it"
         return LengthInput(
             name="source-run profile", fingerprint=key_of([lengths, num_samples, seed]), lengths=cut, notes=note
         )
     if not data_path:
+        _check_no_split(split, "the built-in corpus")
         dataset, notes, chats = builtin_corpus(max_seq_len=max_seq_len), "", Path("builtin_chats.jsonl")
-    elif is_chat_file(chats := Path(data_path).expanduser().absolute()):
-        folder = _tokenized(chats, tokenizer, chat_template, turns, on_bad_row)
-        dataset = PreloadedDataset.open(folder / "samples.arrow", max_seq_len=max_seq_len)
-        notes = (folder / "report.txt").read_text() + "\n"
+        name = "built-in corpus"
     else:
-        dataset = PreloadedDataset.open(chats, split=split or None, max_seq_len=max_seq_len, on_bad_row=on_bad_row)
-        notes, chats = "", None
+        path = user_path(data_path, name="data_path")
+        name = path.name or str(path)
+        if is_chat_file(path):
+            _check_no_split(split, f"the chat file {path}")
+            folder = tokenized_folder(path, tokenizer, chat_template, turns, on_bad_row)
+            dataset = PreloadedDataset.open(folder / STORE_NAME, max_seq_len=max_seq_len)
+            notes, chats = (folder / REPORT_NAME).read_text(encoding="utf-8") + "\n", path
+        else:
+            if path.is_dir():
+                _refuse_chat_folder(path, split)
+            dataset = PreloadedDataset.open(path, split=split or None, max_seq_len=max_seq_len, on_bad_row=on_bad_row)
+            notes, chats = "", None
     return LengthInput(
-        name=Path(data_path).name or "built-in corpus",
+        name=name,
         fingerprint=dataset.fingerprint,
         lengths=dataset.lengths,
         loss_tokens=dataset.loss_tokens,
@@ -135,70 +148,33 @@ def save_prepared(samples: LengthInput, outputs: str | Path) -> Path:
     assert samples.dataset is not None
     if samples.chats is None:
         return Path(samples.dataset.report.name)
-    store = Path(outputs).absolute() / "data" / f"{samples.label}.arrow"
+    store = user_path(outputs, name="outputs") / "data" / f"{samples.label}.arrow"
     samples.dataset.save(store)
     return store
 
 
 def is_chat_file(path: str | Path) -> bool:
     """Tell whether a JSONL file holds conversations, by its first line that can be read."""
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file() or file_format(path) != "json":
         return False
-    for line in iter_json_lines(path, allow_empty=True):
+    for line in iter_json_lines(path, allow_empty=True, chunk_bytes=_FIRST_LINE_BYTES):
         if line.value is not None:
             return "input_ids" not in line.value and any(name in line.value for name in TURN_LISTS)
     return False
 
 
-def _tokenized(path: Path, tokenizer: str, chat_template: str, turns: Literal["all", "last"], on_bad_row: str) -> Path:
-    """Folder with a chat file's store, made where there is none for file, tokenizer and template as they are now."""
-    parts = [_FORMAT, turns, on_bad_row, chat_template]
-    parts += [_state(place) for place in (str(path), tokenizer, chat_template)]
-    name = f"{path.name}-{key_of(parts)}"
-    places = folders_for(path)
-    folder = next((place / name for place in places if (place / name).is_dir()), None)
-    if folder is None:
-        folder = first_writable(places) / name
-
-        def build(aside: Path) -> None:
-            report = tokenize_conversations(
-                path,
-                tokenizer or builtin_tokenizer(),
-                aside / "samples.arrow",
-                chat_template=chat_template or None,
-                turns=turns,
-                on_bad_row=on_bad_row,  # type: ignore[arg-type]
-            )
-            (aside / "report.txt").write_text(_in_words(report))
-            (aside / "report.json").write_text(json.dumps({"left_out": report.left_out, "num_read": report.num_read}))
-
-        build_folder(folder, build)
-    return folder
+def _check_no_split(split: str, what: str) -> None:
+    if split:
+        raise ValueError(f"split is {split!r}, but {what} has no splits; leave split empty")
 
 
-def _state(place: str) -> list[object]:
-    """Name, size and times of a file, or of all files in a folder; changes when one does."""
-    path = Path(place).expanduser()
-    try:
-        files = sorted(path.iterdir()) if place and path.is_dir() else [path] if place and path.is_file() else []
-    except OSError:
-        # A template given as text can be too long for a file name.
-        return []
-    return [[str(file), (s := file.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns] for file in files if file.is_file()]
-
-
-def _in_words(report: TokenizeReport) -> str:
-    lines = [
-        f"{report.source}: {report.num_written:,} of {report.num_read:,} conversations, {report.num_tokens:,} tokens, "
-        f"{report.num_loss_tokens:,} supervised ({report.num_loss_tokens / report.num_tokens:.1%}), mask by "
-        f"{report.mask_method}"
-    ]
-    if report.num_altered_turns:
-        lines.append(f"  {report.num_altered_turns:,} supervised turns are not rendered word for word by the template")
-    if report.num_open_turns:
-        lines.append(f"  {report.num_open_turns:,} supervised turns do not end in a control token: nothing says stop")
-    for reason, rows in report.left_out.items():
-        shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-        lines.append(f"  left out, {reason}: {len(rows):,} conversations ({shown})")
-    return "\n".join(lines)
+def _refuse_chat_folder(folder: Path, split: str) -> None:
+    """Say what to do with a folder of chat files, which the reader would only find to be without tokens."""
+    files = find_files(folder, split=split or None).files
+    chats = [file for file in files if is_chat_file(file)]
+    if chats:
+        raise ValueError(
+            f"{folder} holds chat files ({', '.join(file.name for file in chats[:5])}; {len(chats)} of {len(files)} "
+            f"files); legal: a folder of tokenised samples, or one chat file: name one of them, or join them into one"
+        )

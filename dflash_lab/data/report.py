@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from dflash_lab.data.index import SourceIndex
+from dflash_lab.data.selection import Selection
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:
@@ -21,7 +26,7 @@ class DataReport:
         num_zero_loss_rows: Rows that could be read and have no supervised token, uncut.
         num_cut: Samples that were cut.
         num_repeats: Samples whose ids and mask an earlier sample has too; none is removed.
-        ignored_files: Names of files in the folder that hold no samples.
+        ignored_files: What else lies in the folder and was not read: files without samples, other splits.
         examples: Reason -> message of the first row left out for it.
     """
 
@@ -72,7 +77,34 @@ class DataReport:
             shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
             lines.append(f"  left out, {reason}: {len(rows):,} rows ({shown}); first: {self.examples.get(reason, '')}")
         if self.ignored_files:
+            more = ", ..." if len(self.ignored_files) > 5 else ""
             lines.append(
-                f"  files that hold no samples: {', '.join(self.ignored_files[:5])} ({len(self.ignored_files)})"
+                f"  not read: {', '.join(self.ignored_files[:5])}{more} ({len(self.ignored_files)} in the folder)"
             )
         return "\n".join(lines)
+
+
+def report_of(index: SourceIndex, chosen: Selection, *, name: str, ignored_files: tuple[str, ...] = ()) -> DataReport:
+    """Count what a selection of a source's rows keeps and leaves out.
+
+    Args:
+        index: The source's index.
+        chosen: From `select_rows`.
+        name: What was opened.
+        ignored_files: What was not read.
+    """
+    return DataReport(
+        name=name,
+        num_rows=index.num_rows,
+        num_samples=len(chosen.kept),
+        left_out=chosen.left_out,
+        num_tokens=int(index.lengths.sum(dtype=np.int64)),
+        num_loss_tokens=int(index.loss_tokens.sum(dtype=np.int64)),
+        num_kept_tokens=int(chosen.lengths.sum(dtype=np.int64)),
+        num_kept_loss_tokens=int(chosen.loss_tokens.sum(dtype=np.int64)),
+        num_zero_loss_rows=int(np.count_nonzero(index.loss_tokens == 0)),
+        num_cut=int(np.count_nonzero(index.lengths[chosen.kept] > chosen.lengths)),
+        num_repeats=int(np.count_nonzero(index.repeats[chosen.kept])),
+        ignored_files=ignored_files,
+        examples=chosen.examples,
+    )

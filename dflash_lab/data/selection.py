@@ -8,6 +8,8 @@ import numpy as np
 
 from dflash_lab.data.index import SourceIndex
 
+# Lengths are int32, and a cut past them cuts nothing: model_max_length is often 1e30.
+MOST_TOKENS = 2**31 - 1
 # Reasons beside those of bad rows; each is a key of `DataReport.left_out`.
 PAST_VOCABULARY = "id_past_vocab_size"
 EMPTY = "empty"
@@ -58,7 +60,9 @@ def select_rows(
     Raises:
         ValueError: If an id is past the vocabulary and bad rows are an error.
     """
-    lengths = index.lengths if max_seq_len is None else np.minimum(index.lengths, np.int32(max_seq_len))
+    lengths = (
+        index.lengths if max_seq_len is None else np.minimum(index.lengths, np.int32(min(max_seq_len, MOST_TOKENS)))
+    )
     loss_tokens = index.loss_tokens if max_seq_len is None else index.loss_tokens_within(max_seq_len)
     past = np.zeros(len(lengths), dtype=bool) if vocab_size is None else index.max_ids >= vocab_size
     empty = ~past & (lengths == 0)
@@ -66,7 +70,8 @@ def select_rows(
 
     def say(reason: str, row: int) -> str:
         if reason == PAST_VOCABULARY:
-            return f"an id is {index.max_ids[row]}; legal: below vocab_size {vocab_size}"
+            at, found = index.first_past(row, int(vocab_size))  # type: ignore[arg-type]
+            return f"{index.ids_name}[{at}] is {found}; legal: below vocab_size {vocab_size}"
         if reason == EMPTY:
             return "the sample has no tokens"
         cut = "" if max_seq_len is None else f" after the cut to max_seq_len {max_seq_len}"

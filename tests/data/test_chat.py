@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dflash_lab.data import progress
+from dflash_lab.data import chat, progress
 from dflash_lab.data.chat import tokenize_conversations
 from dflash_lab.data.chat_format import ChatFormat
 from dflash_lab.data.chat_mask import ChatEncoder
@@ -187,8 +187,10 @@ def test_template_that_strips_earlier_thinking_is_refused():
     assert problem.refuses_template
     assert problem.reason == "template_without_prefixes"
     assert "the turns up to turn 1 do not render to the beginning of the whole conversation" in problem.text
-    assert r"'<think>\nhm\n</think>\n\nyo<|im_end|>\n' against 'yo<|im_end|>" in problem.text
-    assert "needs {% generation %} marks or turns='last'" in problem.text
+    assert r"'<think>\nhm\n</think>\n\nyo' against 'yo'" in problem.text
+    assert problem.text.endswith(
+        "use turns='last', or a template with {% generation %} marks around what the assistant writes"
+    )
 
 
 def test_template_that_strips_earlier_thinking_is_exact_for_the_last_turn():
@@ -213,7 +215,8 @@ def test_header_without_a_generation_prompt_is_refused():
     assert problem.refuses_template
     assert problem.text == (
         "turn 1: the chat template ignores add_generation_prompt but writes '<|im_start|>assistant\\n' before the "
-        "answer, so the header cannot be told from the answer"
+        "answer, so the header cannot be told from the answer; use a template with {% generation %} marks around what "
+        "the assistant writes"
     )
 
 
@@ -231,10 +234,15 @@ def test_template_that_loses_the_answer_is_refused():
         turns("hi", "yo"), CHATML.replace("{{ m['content'] + '<|im_end|>' }}{% endg", "{{ '<|im_end|>' }}{% endg")
     )
     assert problem.refuses_template
-    assert problem.text == (
-        "turn 1: the text that the chat template gives the assistant, '<|im_end|>', does not hold the answer's end, "
-        "'yo'"
+    assert problem.text.startswith(
+        "the chat template's generation marks give 1 stretches of text for 1 assistant turns: ['<|im_end|>'], and one "
+        "of them holds 0 answers; the marks must stand around what the assistant writes, from behind its header up to "
     )
+    problem = encode(
+        turns("hi", "yo"), CHATML_WITHOUT_MARKS.replace("m['content'] + '<|im_end|>' }}{% else", "'' }}{% else")
+    )
+    assert problem.refuses_template
+    assert problem.text.startswith("turn 1: the chat template does not write its answer; use a template with {% gen")
 
 
 def test_marks_that_do_not_fit_the_turns_are_refused():
@@ -502,10 +510,11 @@ def test_first_bad_line_is_the_one_named_with_workers_too(tmp_path):
             tokenize(path, tmp_path / "out.arrow", num_workers=num_workers, batch_size=1)
 
 
-def test_exception_in_a_worker_reaches_the_caller(tmp_path):
+def test_exception_in_a_worker_reaches_the_caller(tmp_path, monkeypatch):
     path = write_lines(tmp_path / "chats.jsonl", *[GOOD] * 4)
-    with pytest.raises(ZeroDivisionError):
-        tokenize(path, tmp_path / "out.arrow", chat_template=CHATML + "{{ 1 // 0 }}", num_workers=1, batch_size=1)
+    monkeypatch.setattr(chat, "_turns_of", lambda batch: [[{"name": "a turn without a role"}]])
+    with pytest.raises(KeyError, match="role"):
+        tokenize(path, tmp_path / "out.arrow", num_workers=1, batch_size=1)
     assert [file.name for file in tmp_path.iterdir()] == ["chats.jsonl"]
 
 
@@ -546,8 +555,10 @@ def test_template_may_be_a_file(tmp_path):
 
 
 def test_template_that_is_no_jinja_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="the chat template is not valid Jinja: line 1: "):
-        tokenize(write_lines(tmp_path / "chats.jsonl", GOOD), tmp_path / "out.arrow", chat_template="{% for %}")
+    path = write_lines(tmp_path / "chats.jsonl", GOOD)
+    for num_workers in (0, 1):
+        with pytest.raises(ValueError, match="the chat template is not valid Jinja: line 1: "):
+            tokenize(path, tmp_path / "out.arrow", chat_template="{% for %}", num_workers=num_workers)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_columns_of_wrong_types_are_refused(tmp_path, column, values, message):
 
 def test_ids_past_the_vocabulary(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", [ROWS[0], {}, ROWS[2]][::2])
-    with pytest.raises(ValueError, match=r"x\.jsonl, line 2: an id is 13; legal: below vocab_size 13"):
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 2: input_ids\[4\] is 13; legal: below vocab_size 13"):
         PreloadedDataset.open(path, vocab_size=13)
     dataset = PreloadedDataset.open(path, vocab_size=13, on_bad_row="skip")
     assert dataset.report.left_out == {"id_past_vocab_size": [1]}
@@ -281,7 +281,7 @@ def test_cut_compressed_lines_are_an_error_and_never_a_short_read(tmp_path, suff
     path = tmp_path / f"x.jsonl.{suffix}"
     for cut in (len(whole) // 2, len(whole) - 3, 10):
         path.write_bytes(whole[:cut])
-        with pytest.raises(ValueError, match=rf"x\.jsonl\.{suffix} is cut off or cannot be read"):
+        with pytest.raises(ValueError, match=rf"x\.jsonl\.{suffix} is cut off or is not JSON lines compressed"):
             PreloadedDataset.open(path, on_bad_row="skip")
     path.write_bytes(whole)
     assert len(PreloadedDataset.open(path)) == 20_000
@@ -398,7 +398,7 @@ def test_later_opens_and_single_reads_leave_the_rest_alone(tmp_path, monkeypatch
         raise AssertionError("a later open read the source again")
 
     monkeypatch.setattr("dflash_lab.data.index.read_blocks", never)
-    monkeypatch.setattr("dflash_lab.data.store.MappedTokens.row", never)
+    monkeypatch.setattr("dflash_lab.data.mapped.MappedTokens.row", never)
     dataset = PreloadedDataset.open(path, max_seq_len=4)
     assert dataset.lengths.tolist() == [min(i % 7 + 1, 4) for i in range(5_000)]
     assert dataset.loss_tokens.tolist() == dataset.lengths.tolist()

@@ -40,7 +40,7 @@ def test_chats_are_tokenised_once_and_again_when_they_change(tmp_path, monkeypat
     assert store == tmp_path / "out" / "data" / "chats.arrow"
     assert data.PreloadedDataset.open(store).fingerprint == samples.fingerprint
     with monkeypatch.context() as patched:
-        patched.setattr("dflash_lab.data.inputs.tokenize_conversations", None)
+        patched.setattr("dflash_lab.data.chat_store.tokenize_conversations", None)
         assert data.open_lengths(str(path)).fingerprint == samples.fingerprint
     write_lines(path, CHATS[:3])
     assert len(data.open_lengths(str(path)).dataset) == 3
@@ -138,3 +138,99 @@ def test_samples_that_a_cut_leaves_bare_are_found():
     assert dataset.bare_after_cut(3).tolist() == [0]
     assert dataset.bare_after_cut(4).tolist() == []
     assert np.array_equal(data.PreloadedDataset.from_rows(rows, max_seq_len=3).bare_after_cut(3), [])
+
+
+@pytest.fixture
+def own_tokenizer(tmp_path):
+    folder = tmp_path / "tokenizer"
+    data.builtin_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_misspelt_tokenizer_is_not_another_one(tmp_path):
+    path = write_lines(tmp_path / "chats.jsonl", CHATS)
+    data.open_lengths(str(path))
+    for _ in ("first", "again"):
+        with pytest.raises(ValueError, match="tokenizer /nope/tok does not exist; legal: a folder or a tokenizer.json"):
+            data.open_lengths(str(path), tokenizer="/nope/tok")
+
+
+def test_the_store_follows_every_file_that_the_tokenizer_is_read_from(tmp_path, own_tokenizer):
+    path = write_lines(tmp_path / "chats.jsonl", CHATS)
+    before = data.open_lengths(str(path), tokenizer=str(own_tokenizer / "tokenizer.json")).lengths
+    template = own_tokenizer / "chat_template.jinja"
+    template.write_text('{{ "More words before. " }}' + template.read_text())
+    for tokenizer in (own_tokenizer / "tokenizer.json", own_tokenizer):
+        after = data.open_lengths(str(path), tokenizer=str(tokenizer)).lengths
+        assert (after > before).all()
+
+
+@pytest.mark.parametrize("name", ["samples.arrow", "report.txt"])
+def test_a_damaged_store_of_chats_is_made_anew(tmp_path, capsys, name):
+    path = write_lines(tmp_path / "chats.jsonl", CHATS)
+    fingerprint = data.open_lengths(str(path)).fingerprint
+    (file,) = tmp_path.glob(f".dflash_lab/chats.jsonl-*/*/{name}")
+    file.unlink()
+    assert data.open_lengths(str(path)).fingerprint == fingerprint
+    assert capsys.readouterr().err.count("is damaged and is made anew") == 1
+
+
+def test_stores_of_earlier_states_of_a_chat_file_are_removed(tmp_path):
+    path = write_lines(tmp_path / "chats.jsonl", CHATS)
+    data.open_lengths(str(path))
+    write_lines(path, CHATS[:2])
+    data.open_lengths(str(path))
+    assert len(list(tmp_path.glob(".dflash_lab/chats.jsonl-*/*/samples.arrow"))) == 1
+
+
+def test_splits_of_what_has_none_are_refused(tmp_path):
+    path = write_lines(tmp_path / "chats.jsonl", CHATS)
+    for arguments, what in (
+        ({"data_path": str(path)}, r"the chat file .*chats\.jsonl"),
+        ({"lengths": "source_run", "num_samples": 10}, "a length profile"),
+        ({}, "the built-in corpus"),
+    ):
+        with pytest.raises(ValueError, match=f"split is 'train', but {what} has no splits; leave split empty"):
+            data.open_lengths(**arguments, split="train")
+
+
+def test_the_cut_of_a_profile_is_checked():
+    with pytest.raises(ValueError, match="max_seq_len is 0; legal: a whole number >= 1 or None"):
+        data.open_lengths(lengths="source_run", num_samples=10, max_seq_len=0)
+    assert len(data.open_lengths(lengths="source_run", num_samples=10, max_seq_len=10**30).lengths) == 10
+
+
+def test_the_folder_that_one_stands_in_has_a_name(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    write_lines(tmp_path / "mine" / "x.jsonl", ROWS)
+    monkeypatch.chdir(tmp_path / "mine" / "sub")
+    assert data.open_lengths("..").name == "mine"
+    monkeypatch.chdir(tmp_path / "mine")
+    assert data.open_lengths(".").name == "mine"
+
+
+def test_a_folder_of_chat_files_is_refused_with_what_to_do(tmp_path):
+    write_lines(tmp_path / "a.jsonl", CHATS)
+    write_lines(tmp_path / "b.jsonl", CHATS)
+    with pytest.raises(ValueError, match=r"holds chat files \(a\.jsonl, b\.jsonl; 2 of 2 files\); legal: .* name one"):
+        data.open_lengths(str(tmp_path))
+
+
+@pytest.mark.parametrize("field", ["source", "id", "system"])
+def test_half_a_surrogate_in_a_chat_is_a_bad_row(tmp_path, field):
+    path = write_lines(tmp_path / "chats.jsonl", [CHATS[0], {**CHATS[1], field: "a\ud800"}])
+    with pytest.raises(ValueError, match=rf"chats\.jsonl, line 2: {field} holds half a surrogate pair; legal: Unicode"):
+        data.open_lengths(str(path))
+    assert len(data.open_lengths(str(path), on_bad_row="skip").dataset) == 1
+
+
+def test_a_home_folder_is_expanded_around_chats(tmp_path, monkeypatch):
+    write_lines(tmp_path / "chats.jsonl", CHATS)
+    tokenizer = data.builtin_tokenizer()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    report = data.tokenize_conversations("~/chats.jsonl", tokenizer, "~/out.arrow")
+    assert report.out == tmp_path / "out.arrow" and report.out.is_file() and not (tmp_path / "~").exists()
+    assert data.open_lengths("~/chats.jsonl").name == "chats.jsonl" and is_chat_file("~/chats.jsonl")
+    samples = data.open_lengths("~/chats.jsonl")
+    assert data.save_prepared(samples, "~/prepared") == tmp_path / "prepared" / "data" / "chats.arrow"
