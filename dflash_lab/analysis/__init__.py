@@ -4,6 +4,8 @@ Everything that a figure shows or a notebook states is counted here, once: sums 
 at the very end. The room takes lengths arrays, batch plans and run logs, and gives tables.
 """
 
+from dflash_lab.analysis.anchors import AnchorBudgets, draft_blocks
+from dflash_lab.analysis.bounds import bounds_table
 from dflash_lab.analysis.buckets import (
     RunSummary,
     bucket_intervals,
@@ -13,6 +15,8 @@ from dflash_lab.analysis.buckets import (
     run_summary,
 )
 from dflash_lab.analysis.comparison import bucket_count_curve, compare_bounds, compare_strategies
+from dflash_lab.analysis.costs import PADDED_TOKENS, QUADRATIC_ATTENTION, CostModel
+from dflash_lab.analysis.front import efficiency_diversity_front
 from dflash_lab.analysis.lengths import (
     length_ecdf,
     length_histogram,
@@ -21,20 +25,40 @@ from dflash_lab.analysis.lengths import (
     loss_share_histogram,
 )
 from dflash_lab.analysis.plans import PairCount, bucket_shares, pairs_together_again, plan_table
+from dflash_lab.analysis.recommendation import Recommendation, choose_plan, recommend
 from dflash_lab.analysis.runs import LossSpread, loss_by_bucket, loss_spread, ratio_of_sums
+from dflash_lab.analysis.shards import shard_table
 from dflash_lab.analysis.source_run import reproduce_source_run, source_run_story, source_run_table
+from dflash_lab.analysis.windows import (
+    WindowMix,
+    compare_windows,
+    plan_window_mix,
+    shuffle_window_mix,
+    window_table,
+)
 
 __all__ = [
+    "bounds_table",
+    "PADDED_TOKENS",
+    "QUADRATIC_ATTENTION",
+    "AnchorBudgets",
+    "CostModel",
     "LossSpread",
     "PairCount",
+    "Recommendation",
     "RunSummary",
+    "WindowMix",
     "bucket_count_curve",
     "bucket_intervals",
     "bucket_runs",
     "bucket_shares",
     "bucket_strip",
+    "choose_plan",
     "compare_bounds",
     "compare_strategies",
+    "compare_windows",
+    "draft_blocks",
+    "efficiency_diversity_front",
     "length_ecdf",
     "length_histogram",
     "length_summary",
@@ -44,10 +68,15 @@ __all__ = [
     "loss_spread",
     "pairs_together_again",
     "plan_table",
+    "plan_window_mix",
     "ratio_of_sums",
+    "recommend",
     "reproduce_source_run",
     "run_length_counts",
     "run_summary",
+    "shard_table",
+    "shuffle_window_mix",
     "source_run_story",
     "source_run_table",
+    "window_table",
 ]

@@ -4,44 +4,92 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from dflash_lab.analysis.buckets import run_summary
-from dflash_lab.analysis.plans import pairs_together_again
-from dflash_lab.batching import BatchingConfig, equal_token_bounds, plan_epoch
+from dflash_lab.analysis.anchors import AnchorBudgets
+from dflash_lab.analysis.costs import QUADRATIC_ATTENTION, CostModel
+from dflash_lab.analysis.lengths import check_loss_tokens
+from dflash_lab.analysis.measures import FewestBatches, Measuring, StrategyMeasures
+from dflash_lab.batching import SOURCE_RUN_BUCKET_BOUNDS, BatchingConfig, equal_token_bounds, plan_epoch
 from dflash_lab.batching.bounds import check_lengths
-from dflash_lab.batching.config import whole_number
+from dflash_lab.batching.config import check_bounds, whole_number
 
+DEFAULT_ANCHORS = AnchorBudgets()
+# Null in a row or in all of them; a column of nulls alone would have no type.
+_NULLABLE = (
+    "excess_over_least",
+    "share_pairs_together_again",
+    "lag1_mean_length",
+    "window_tv",
+    "window_mean_length_cv",
+    "window_tv_of_shuffle",
+    "window_mean_length_cv_of_shuffle",
+    "draft_blocks_cv_by_sample",
+    "draft_blocks_cv_by_loss_token",
+    "draft_blocks_cv_by_batch",
+)
 NUM_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 
 def compare_strategies(
-    lengths: object, configs: Mapping[str, BatchingConfig], *, epochs: int = 2, baseline: str | None = None
+    lengths: object,
+    configs: Mapping[str, BatchingConfig],
+    *,
+    epochs: int = 2,
+    baseline: str | None = None,
+    bucket_bounds: tuple[int, ...] = SOURCE_RUN_BUCKET_BOUNDS,
+    loss_tokens: object = None,
+    anchors: AnchorBudgets = DEFAULT_ANCHORS,
+    cost_model: CostModel = QUADRATIC_ATTENTION,
 ) -> pl.DataFrame:
     """Plan the same lengths in several ways and put them side by side.
 
-    Every figure is a sum over all the epochs divided by a sum over all the epochs.
+    Every figure is a sum over all the epochs divided by a sum over all the epochs, or a mean or spread over the batches
+    or windows of all the epochs.
 
     Args:
         lengths: Whole numbers >= 1 (num_samples,), in tokens, before the cut.
         configs: Name -> settings; the names are the rows' names, in this order.
         epochs: Epochs to plan, from epoch 0 on, >= 1; pairs together again need two.
         baseline: Name of the row whose throughput counts as 1; None takes the best row.
+        bucket_bounds: Increasing whole numbers starting at 0, in tokens: the buckets of window mixes for all rows, and
+            of runs for strategies without buckets of their own.
+        loss_tokens: Whole numbers (num_samples,), each in [0, length]: supervised tokens of each sample; None takes
+            every token as supervised.
+        anchors: The three budgets of anchors under which draft blocks are counted.
+        cost_model: The second model of what a batch costs, beside padded tokens.
 
     Returns:
-        One row a strategy: strategy (the name), config_strategy, order, num_epochs, num_batches (an epoch, mean),
-        padding_efficiency (real / padded), budget_use (real / (batches * budget)), fill (padded / (batches * budget)),
-        real_tokens_per_batch, samples_per_batch, longest_run_batches (of one bucket, over all epochs),
-        mean_run_batches (batches / runs; both null where a plan has no buckets), share_pairs_together_again (of the
-        pairs that share a batch in an epoch, those that share one in the next; null for a single epoch),
-        relative_throughput (real tokens a second, modelled as time ~ padded tokens: padding efficiency over that of
-        the baseline), num_left_out (samples an epoch, mean).
+        One row a strategy.
+
+        - strategy (the name), config_strategy, order, num_epochs, num_batches (an epoch, mean).
+        - Padding: padding_efficiency (real / padded), budget_use (real / (batches * budget)), fill (padded / (batches
+          * budget)), real_tokens_per_batch, samples_per_batch, excess_over_least (batches / the least that any padded
+          plan needs - 1; null for packed rows, which may need fewer).
+        - Order: longest_run_batches (of one bucket, over all epochs), mean_run_batches (batches / runs). Where a
+          strategy has no buckets a batch counts to the bucket of its mean length; batches of mixed lengths all have
+          about the same mean, so that a long run of them is no drift. lag1_mean_length (correlation of a batch's mean
+          length with the next one's; null where all are equal).
+        - Company: share_pairs_together_again (of the pairs that share a batch in an epoch, those that share one in the
+          next; 0 where no two samples share one, null for a single epoch), length_cv_in_batch (standard deviation /
+          mean of the lengths in a batch, mean over batches).
+        - Accumulation windows, mean over full ones (null where there is none): window_tv (total variation between the
+          window's token mix over the buckets and the data's), window_mean_length_cv (standard deviation / mean of the
+          windows' tokens / samples); window_tv_of_shuffle and window_mean_length_cv_of_shuffle, the same for a full
+          random shuffle of the samples cut into as many windows (`shuffle_window_mix`): a reference, not a bound.
+        - Draft blocks of a batch, mean and standard deviation / mean over batches, under each budget of anchors:
+          draft_blocks_per_batch_by_sample, _by_loss_token, _by_batch, draft_blocks_cv_by_sample, _by_loss_token,
+          _by_batch.
+        - Throughput: real_tokens_per_cost (by `cost_model`; tokens a second where it is in seconds),
+          relative_throughput (real tokens a second, modelled as time ~ padded tokens: padding efficiency over that of
+          the baseline), relative_throughput_by_cost (real_tokens_per_cost over that of the baseline).
+        - num_left_out (samples an epoch, mean).
 
     Raises:
-        ValueError: If there is no config, the baseline is none of them, or a plan is refused.
+        ValueError: If there is no config, the baseline is none of them, loss tokens or bounds are not legal, or a plan
+            is refused.
     """
     epochs = whole_number("epochs", epochs, least=1)
     if not configs:
@@ -49,13 +97,25 @@ def compare_strategies(
     if baseline is not None and baseline not in configs:
         raise ValueError(f"baseline is {baseline!r}; legal: {', '.join(configs)}")
     checked = check_lengths(lengths)
-    rows = [_strategy_row(name, checked, config, epochs) for name, config in configs.items()]
-    table = pl.DataFrame(rows, schema_overrides={"longest_run_batches": pl.Int64, "mean_run_batches": pl.Float64})
-    efficiency = table["padding_efficiency"]
-    best = efficiency.max() if baseline is None else efficiency[list(configs).index(baseline)]
-    relative = (pl.col("padding_efficiency") / best).alias("relative_throughput")
-    columns = [name for name in table.columns if name != "num_left_out"]
-    return table.select(*columns, relative, "num_left_out")
+    supervised = None if loss_tokens is None else check_loss_tokens(loss_tokens, checked)
+    measuring = Measuring(
+        bucket_bounds=check_bounds(bucket_bounds), loss_tokens=supervised, anchors=anchors, cost_model=cost_model
+    )
+    fewest, rows = FewestBatches(), []
+    for name, config in configs.items():
+        measures = StrategyMeasures(measuring)
+        for epoch in range(epochs):
+            plan = plan_epoch(checked, config, epoch=epoch)
+            measures.add(plan, fewest_batches=fewest.of(plan))
+        names = {"strategy": name, "config_strategy": config.strategy, "order": config.order}
+        rows.append(names | measures.row())
+    table = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=dict.fromkeys(_NULLABLE, pl.Float64))
+    at = None if baseline is None else list(configs).index(baseline)
+    relative = [
+        _relative("relative_throughput", table["padding_efficiency"], at),
+        _relative("relative_throughput_by_cost", table["real_tokens_per_cost"], at),
+    ]
+    return table.select(pl.exclude("num_left_out"), *relative, "num_left_out")
 
 
 def bucket_count_curve(
@@ -139,55 +199,7 @@ def _bucket_rows(
     return rows
 
 
-@dataclass
-class _Sums:
-    """What is summed over epochs before anything is divided."""
-
-    batches: int = 0
-    samples: int = 0
-    real: int = 0
-    padded: int = 0
-    left_out: int = 0
-    runs: int = 0
-    longest_run: int = 0
-    pairs: int = 0
-    pairs_again: int = 0
-    has_buckets: bool = True
-
-
-def _strategy_row(name: str, lengths: np.ndarray, config: BatchingConfig, epochs: int) -> dict[str, object]:
-    sums, last = _Sums(), None
-    for epoch in range(epochs):
-        plan = plan_epoch(lengths, config, epoch=epoch)
-        sums.batches += len(plan)
-        sums.samples += len(plan.sample_ids)
-        sums.real += plan.real_tokens
-        sums.padded += plan.padded_tokens
-        sums.left_out += plan.num_left_out
-        if (plan.bucket_ids < 0).any():
-            sums.has_buckets = False
-        runs = run_summary(plan.bucket_ids)
-        sums.runs += runs.num_runs
-        sums.longest_run = max(sums.longest_run, runs.longest_batches)
-        if last is not None:
-            pairs = pairs_together_again(last, plan)
-            sums.pairs += pairs.num_pairs
-            sums.pairs_again += pairs.num_together_again
-        last = plan
-    budget = sums.batches * config.token_budget
-    return {
-        "strategy": name,
-        "config_strategy": config.strategy,
-        "order": config.order,
-        "num_epochs": epochs,
-        "num_batches": sums.batches / epochs,
-        "padding_efficiency": sums.real / sums.padded,
-        "budget_use": sums.real / budget,
-        "fill": sums.padded / budget,
-        "real_tokens_per_batch": sums.real / sums.batches,
-        "samples_per_batch": sums.samples / sums.batches,
-        "longest_run_batches": sums.longest_run if sums.has_buckets else None,
-        "mean_run_batches": sums.batches / sums.runs if sums.has_buckets else None,
-        "share_pairs_together_again": sums.pairs_again / sums.pairs if sums.pairs else None,
-        "num_left_out": sums.left_out / epochs,
-    }
+def _relative(name: str, values: pl.Series, at: int | None) -> pl.Series:
+    # Polars divides a column by one number as a product with its inverse, which need not give 1 for the number itself.
+    numbers = values.to_numpy()
+    return pl.Series(name, numbers / (numbers.max() if at is None else numbers[at]))

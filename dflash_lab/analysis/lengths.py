@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from dflash_lab.analysis.buckets import bucket_intervals, intervals_of_labels
 from dflash_lab.batching import bucket_of
@@ -26,7 +27,8 @@ def length_table(
     Args:
         lengths: Whole numbers >= 1 (num_samples,), in tokens.
         loss_tokens: Whole numbers (num_samples,), each in [0, length]: supervised tokens of the sample as given.
-        sources: Names (num_samples,), where each sample comes from; None among them for an unknown one.
+        sources: Texts (num_samples,), where each sample comes from; None among them for an unknown one. Any sequence, a
+            numpy, Arrow or Polars array of texts.
         bucket_bounds: Increasing whole numbers starting at 0; bucket i is [bounds[i], bounds[i + 1]) of the *cut*
             length, and the last bucket takes everything at or past its lower bound.
         max_seq_len: Longer samples are cut to this many tokens, >= 1; None cuts nothing.
@@ -52,7 +54,7 @@ def length_table(
         "bucket": nothing.cast(pl.String),
     }
     if loss_tokens is not None:
-        columns["loss_tokens"] = pl.Series(_check_loss_tokens(loss_tokens, length_tokens))
+        columns["loss_tokens"] = pl.Series(check_loss_tokens(loss_tokens, length_tokens))
     if sources is not None:
         columns["source"] = _check_sources(sources, num_samples)
     if bucket_bounds is not None:
@@ -83,10 +85,11 @@ def length_summary(table: pl.DataFrame, *, by: str = "all") -> pl.DataFrame:
         null when unknown). Tokens are those kept after the cut, but for the last two. Quantiles interpolate linearly.
 
     Raises:
-        ValueError: If `by` is unknown or the table was built without what it asks for.
+        ValueError: If `by` is unknown, the table is empty, or it was built without what `by` asks for.
     """
     if by not in ("all", "source", "bucket"):
         raise ValueError(f"by is {by!r}; legal: all, source, bucket")
+    _check_not_empty(table)
     if by == "all":
         return table.select(_length_statistics(table))
     if table[by].null_count() == table.height:
@@ -153,11 +156,10 @@ def loss_share_histogram(table: pl.DataFrame, *, num_bins: int = 20) -> pl.DataF
     lengths = _lengths_of(table)
     if table["loss_tokens"].null_count():
         raise ValueError("the table knows no loss tokens; give length_table its loss_tokens")
-    shares = table["loss_tokens"].to_numpy() / lengths
-    # A share of exactly 1 would open a bin of its own.
-    bins = np.minimum((shares * num_bins).astype(np.int64), num_bins - 1)
+    # In whole numbers, since 29 / 50 * 100 is less than 58 in floats; a share of 1 would open a bin of its own.
+    bins = np.minimum(table["loss_tokens"].to_numpy() * num_bins // lengths, num_bins - 1)
     num_samples = np.bincount(bins, minlength=num_bins)
-    num_tokens = np.bincount(bins, weights=lengths, minlength=num_bins).astype(np.int64)
+    num_tokens = _sums_by(bins, lengths, num_bins)
     edges = np.arange(num_bins + 1) / num_bins
     return pl.DataFrame(
         {
@@ -190,8 +192,8 @@ def length_ecdf(table: pl.DataFrame, *, num_points: int = 256) -> pl.DataFrame:
     samples, tokens = np.cumsum(counts), np.cumsum(counts * distinct)
     kept = np.arange(len(distinct))
     if len(distinct) > num_points:
-        # An odd number of steps has the median among them.
-        steps = np.linspace(0.0, 1.0, num_points // 2 | 1)
+        # An odd number of steps, three or more, has the median among them.
+        steps = np.linspace(0.0, 1.0, max(3, num_points // 2 | 1))
         by_share = [np.searchsorted(sums, steps * sums[-1]) for sums in (samples, tokens)]
         kept = np.unique(np.concatenate([*by_share, [0, len(distinct) - 1]]))
     return pl.DataFrame(
@@ -226,9 +228,13 @@ def _length_statistics(table: pl.DataFrame) -> list[pl.Expr]:
 
 
 def _lengths_of(table: pl.DataFrame) -> np.ndarray:
+    _check_not_empty(table)
+    return table["length_tokens"].to_numpy()
+
+
+def _check_not_empty(table: pl.DataFrame) -> None:
     if table.is_empty():
         raise ValueError("the length table is empty; legal: at least one sample")
-    return table["length_tokens"].to_numpy()
 
 
 def _sums_by(groups: np.ndarray, values: np.ndarray, num_groups: int) -> np.ndarray:
@@ -236,7 +242,19 @@ def _sums_by(groups: np.ndarray, values: np.ndarray, num_groups: int) -> np.ndar
     return np.rint(np.bincount(groups, weights=values, minlength=num_groups)).astype(np.int64)
 
 
-def _check_loss_tokens(loss_tokens: object, lengths: np.ndarray) -> np.ndarray:
+def check_loss_tokens(loss_tokens: object, lengths: np.ndarray) -> np.ndarray:
+    """Give supervised tokens as an int64 array, or name the first sample whose number is not legal.
+
+    Args:
+        loss_tokens: Whole numbers (num_samples,), each in [0, length].
+        lengths: int64 (num_samples,), in tokens.
+
+    Returns:
+        int64 (num_samples,), a copy.
+
+    Raises:
+        ValueError: If there is not one a sample, or one is not legal.
+    """
     array = np.asarray(loss_tokens)
     _check_same_length("loss_tokens", array.shape, len(lengths))
     if array.dtype.kind not in "iu":
@@ -247,12 +265,19 @@ def _check_loss_tokens(loss_tokens: object, lengths: np.ndarray) -> np.ndarray:
             f"loss_tokens of sample {bad[0]} is {array[bad[0]]} ({bad.size} such samples); "
             f"legal: a whole number in [0, {lengths[bad[0]]}], its length"
         )
-    return array.astype(np.int64, copy=False)
+    return array.astype(np.int64)
 
 
 def _check_sources(sources: object, num_samples: int) -> pl.Series:
-    series = sources if isinstance(sources, pl.Series) else pl.Series(list(sources), dtype=pl.String)
+    # Arrow arrays are read as they are: a list of their scalars is no list of texts.
+    is_array = isinstance(sources, (pl.Series, pa.Array, pa.ChunkedArray))
+    try:
+        series = pl.Series(sources if is_array else list(sources))
+    except TypeError as error:
+        raise ValueError(f"sources is not one text a sample ({error}); legal: texts, None for an unknown one") from None
     _check_same_length("sources", series.shape, num_samples)
+    if series.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
+        raise ValueError(f"sources has dtype {series.dtype}; legal: texts, None for an unknown one")
     return series.cast(pl.String).alias("source")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from dflash_lab.analysis.buckets import BUCKET_COLUMNS, bucket_intervals
-from dflash_lab.batching import BatchPlan
+from dflash_lab.batching import BatchPlan, bucket_of
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,32 @@ class PairCount:
         return self.num_together_again / self.num_pairs if self.num_pairs else None
 
 
-def plan_table(plan: BatchPlan) -> pl.DataFrame:
+def plan_table(plan: BatchPlan, *, bucket_bounds: tuple[int, ...] | None = None) -> pl.DataFrame:
     """List the batches of a plan.
 
     Args:
         plan: The plan of an epoch.
+        bucket_bounds: Increasing whole numbers starting at 0, for a plan whose strategy has no buckets: a batch then
+            counts to the bucket of its mean length.
 
     Returns:
-        One row a batch, in the order of training: batch_id, bucket_id (null where the strategy has no buckets),
-        num_samples, width_tokens (padded width), real_tokens, padded_tokens, length_min_tokens, length_mean_tokens,
-        length_max_tokens (after the cut), padding_efficiency (real / padded), fill (padded / token budget).
+        One row a batch, in the order of training: batch_id, bucket_id (null where the strategy has no buckets and no
+        bounds are given), num_samples, width_tokens (padded width), real_tokens, padded_tokens, squared_tokens (pairs
+        of tokens that attend to each other: num_samples * width^2, or the sum of length^2 in a packed row),
+        length_min_tokens, length_mean_tokens, length_max_tokens (after the cut), padding_efficiency (real / padded),
+        fill (padded / token budget).
     """
     lengths, starts = plan.sample_lengths, plan.offsets[:-1]
     real, padded = plan.real_tokens_by_batch, plan.padded_tokens_by_batch
     return pl.DataFrame(
         {
             "batch_id": np.arange(len(plan)),
-            "bucket_id": plan.bucket_ids,
+            "bucket_id": plan.bucket_ids if bucket_bounds is None else batch_buckets(plan, bucket_bounds),
             "num_samples": plan.batch_sizes,
             "width_tokens": plan.widths.astype(np.int64),
             "real_tokens": real,
             "padded_tokens": padded,
+            "squared_tokens": squared_tokens(plan),
             "length_min_tokens": np.minimum.reduceat(lengths, starts).astype(np.int64),
             "length_mean_tokens": real / plan.batch_sizes,
             "length_max_tokens": np.maximum.reduceat(lengths, starts).astype(np.int64),
@@ -57,6 +62,41 @@ def plan_table(plan: BatchPlan) -> pl.DataFrame:
             "fill": padded / plan.config.token_budget,
         }
     ).with_columns(bucket_id=pl.when(pl.col("bucket_id") >= 0).then("bucket_id"))
+
+
+def batch_buckets(plan: BatchPlan, bucket_bounds: tuple[int, ...]) -> np.ndarray:
+    """Tell each batch's bucket, for any strategy.
+
+    Args:
+        plan: The plan of an epoch.
+        bucket_bounds: Increasing whole numbers starting at 0, in tokens.
+
+    Returns:
+        int16 (num_batches,): the plan's own buckets where its strategy has them, else the bucket of each batch's mean
+        length.
+
+    Raises:
+        ValueError: If the bounds are not legal.
+    """
+    if (plan.bucket_ids >= 0).all():
+        return plan.bucket_ids
+    # Bounds are whole numbers, so a mean and its whole part lie in one bucket.
+    return bucket_of(plan.real_tokens_by_batch // plan.batch_sizes, bucket_bounds)
+
+
+def squared_tokens(plan: BatchPlan) -> np.ndarray:
+    """Count the pairs of tokens in each batch over which full attention runs.
+
+    Args:
+        plan: The plan of an epoch.
+
+    Returns:
+        int64 (num_batches,): batch size * width^2, since padding is computed too; in a packed row the sum of length^2,
+        since no sample attends to another.
+    """
+    if plan.layout == "packed":
+        return np.add.reduceat(np.square(plan.sample_lengths.astype(np.int64)), plan.offsets[:-1])
+    return plan.batch_sizes * np.square(plan.widths.astype(np.int64))
 
 
 def bucket_shares(plan: BatchPlan) -> pl.DataFrame:

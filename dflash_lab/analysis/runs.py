@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,22 +40,32 @@ def loss_spread(losses: object) -> LossSpread:
         The spread, both as that of a sample and as that of a population.
 
     Raises:
-        ValueError: If there are no losses, or one is NaN or infinite.
+        ValueError: If there are no losses, one is NaN or infinite, or their variance is larger than any float64.
     """
     values = np.asarray(losses, dtype=np.float64)
     if values.ndim != 1 or not values.size:
         raise ValueError(f"losses has shape {values.shape}; legal: one dimension, at least one loss")
     _check_finite("losses", values)
     n = len(values)
-    mean = float(values.mean())
-    deviations = values - mean
+    # A power of two takes no digits, and sums of values up to 1 never overflow.
+    exponent = math.frexp(float(np.abs(values).max()))[1]
+    scaled = np.ldexp(values, -exponent)
+    mean = float(scaled.mean())
+    deviations = scaled - mean
     # The correction takes out what rounding of the mean has left in the deviations.
     squares = max(0.0, float(np.square(deviations).sum() - deviations.sum() ** 2 / n))
+    try:
+        variances = [math.ldexp(squares / count, 2 * exponent) for count in (n, n - 1) if count]
+    except OverflowError:
+        raise ValueError(
+            f"losses from {values.min()} to {values.max()} have a variance over {np.finfo(np.float64).max}; legal: "
+            f"losses whose variance is a float64"
+        ) from None
     return LossSpread(
         n=n,
-        mean=mean,
-        sample_variance=squares / (n - 1) if n > 1 else None,
-        population_variance=squares / n,
+        mean=math.ldexp(mean, exponent),
+        sample_variance=variances[1] if n > 1 else None,
+        population_variance=variances[0],
     )
 
 
@@ -69,17 +81,27 @@ def ratio_of_sums(
         by: Names of the grouping columns; None for one row over all.
 
     Returns:
-        The groups in sorted order: the columns of `by`, num_rows, `numerator` and `denominator` (sums), ratio (null
-        where the denominator's sum is 0).
+        The groups in sorted order: the columns of `by`, num_rows, `numerator` and `denominator` (sums, int64 of whole
+        numbers and float64 of others), ratio (null where the denominator's sum is 0).
 
     Raises:
-        ValueError: If a column is missing, or has a null or a value that is not finite.
+        ValueError: If a column is missing, or has a null or a value that is not finite, or two columns of the result
+            would have one name.
     """
     keys = [by] if isinstance(by, str) else list(by or [])
     _check_columns(table, [*keys, numerator, denominator])
-    for name in (numerator, denominator):
+    summed = list(dict.fromkeys([numerator, denominator]))
+    twice = [name for name, times in Counter([*keys, "num_rows", *summed, "ratio"]).items() if times > 1]
+    if twice:
+        raise ValueError(
+            f"the result would have two columns {', '.join(twice)}; legal: grouping and summed columns that differ, "
+            f"none of them named num_rows or ratio"
+        )
+    for name in summed:
         _check_numbers(table, name)
-    sums = [pl.len().cast(pl.Int64).alias("num_rows"), *(pl.col(name).sum() for name in {numerator: 0, denominator: 0})]
+    # Polars sums 32-bit columns in 32 bits, and says nothing when they overflow.
+    wide = [pl.col(name).cast(pl.Int64 if table[name].dtype.is_integer() else pl.Float64) for name in summed]
+    sums = [pl.len().cast(pl.Int64).alias("num_rows"), *(column.sum() for column in wide)]
     grouped = table.group_by(keys).agg(sums).sort(keys) if keys else table.select(sums)
     return grouped.with_columns(_ratio(numerator, denominator).alias("ratio"))
 

@@ -60,13 +60,19 @@ _ROWS = (
     ("throughput, bucketed", "Ktok/s", "25-26", "reported", None, None, "scales the two modelled rates, no check"),
 )
 
-# Step, strategy of `batching.source_run_strategies`, Ktok/s as reported, what happened.
+# Strategy as `batching.source_run_strategies` names it, Ktok/s as reported and its ends, what happened.
 _STORY = (
-    (1, "sorted", "30-32", "fast; who shares a batch is frozen, loss spikes from 0.93 to 4.6 and 6.4"),
-    (2, "random", "12", "cleanest gradients; one long sample pads its whole batch"),
-    (3, "bucketed", "25-26", "fast again; runs of long batches, loss resets from 0.5 up to 13"),
-    (4, "bucketed, no repeat", None, "its first form did not look ahead and kept one bucket for the end of the epoch"),
-    (5, "bucketed, stride", None, "each bucket spread evenly over the epoch"),
+    ("sorted", "30-32", 30.0, 32.0, "fast; who shares a batch is frozen, loss spikes from 0.93 to 4.6 and 6.4"),
+    ("random", "12", 12.0, 12.0, "cleanest gradients; one long sample pads its whole batch"),
+    ("bucketed", "25-26", 25.0, 26.0, "fast again; runs of long batches, loss resets from 0.5 up to 13"),
+    (
+        "bucketed, no repeat naive",
+        None,
+        None,
+        None,
+        "first fix; without looking ahead, the epoch ends on batches of one bucket",
+    ),
+    ("bucketed, stride", None, None, None, "each bucket spread evenly over the epoch"),
 )
 
 
@@ -74,26 +80,35 @@ def source_run_story(comparison: pl.DataFrame) -> pl.DataFrame:
     """Retell what the source run tried, in its order, with other lengths.
 
     Args:
-        comparison: What `compare_strategies` gave for `batching.source_run_strategies`.
+        comparison: What `compare_strategies` gave for `batching.source_run_strategies`, and for any further strategies,
+            which continue the story.
 
     Returns:
         One row a step: step, strategy, source_run_ktok_per_second (as reported, null where it stated none),
-        ours_ktok_per_second (modelled as time ~ padded tokens, scaled so that "bucketed" has the 26.2 of the source
-        run's log), longest_run_batches (of one bucket), share_pairs_together_again, what_happened (in the source run).
+        source_run_ktok_from, source_run_ktok_to (the ends of that as numbers), ours_ktok_per_second (modelled as time ~
+        padded tokens, scaled so that "bucketed" has the 26.2 of the source run's log), longest_run_batches (of one
+        bucket), share_pairs_together_again, window_tv (mean over accumulation windows, from the data's mix),
+        what_happened (in the source run; null for the further strategies).
 
     Raises:
         ValueError: If a strategy of the story is not in the table.
     """
-    missing = [name for _, name, _, _ in _STORY if name not in comparison["strategy"]]
+    given = comparison["strategy"].to_list()
+    missing = [name for name, *_ in _STORY if name not in given]
     if missing:
         raise ValueError(f"the table has no strategy {', '.join(missing)}; give it batching.source_run_strategies")
     schema = {
         "step": pl.Int64,
         "strategy": pl.String,
         "source_run_ktok_per_second": pl.String,
+        "source_run_ktok_from": pl.Float64,
+        "source_run_ktok_to": pl.Float64,
         "what_happened": pl.String,
     }
-    story = pl.DataFrame(_STORY, schema=schema, orient="row").join(
+    names = [name for name, *_ in _STORY]
+    further = [(name, None, None, None, None) for name in given if name not in names]
+    steps = [(number, *step) for number, step in enumerate([*_STORY, *further], 1)]
+    story = pl.DataFrame(steps, schema=schema, orient="row").join(
         comparison, on="strategy", how="left", maintain_order="left"
     )
     bucketed = story.row(by_predicate=pl.col("strategy") == "bucketed", named=True)["padding_efficiency"]
@@ -101,9 +116,12 @@ def source_run_story(comparison: pl.DataFrame) -> pl.DataFrame:
         "step",
         "strategy",
         "source_run_ktok_per_second",
+        "source_run_ktok_from",
+        "source_run_ktok_to",
         ours_ktok_per_second=pl.col("padding_efficiency") / bucketed * SOURCE_RUN_KTOK_PER_SECOND,
         longest_run_batches="longest_run_batches",
         share_pairs_together_again="share_pairs_together_again",
+        window_tv="window_tv",
         what_happened="what_happened",
     )
 

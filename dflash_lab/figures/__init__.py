@@ -4,6 +4,8 @@ The room knows tables by their columns and nothing of what made them. It never t
 behind, and it draws with its own settings whatever the caller's are. Figures are as wide as half a printed page.
 """
 
+from dflash_lab.figures.bounds import plot_bounds
+from dflash_lab.figures.diversity import plot_efficiency_vs_diversity, plot_recomposition
 from dflash_lab.figures.lengths import (
     plot_bucket_shares,
     plot_length_distribution,
@@ -12,16 +14,14 @@ from dflash_lab.figures.lengths import (
 )
 from dflash_lab.figures.order import plot_bucket_strip, plot_run_lengths
 from dflash_lab.figures.save import SavedFigure, save_figure
-from dflash_lab.figures.strategies import (
-    plot_bucket_count_curve,
-    plot_efficiency_vs_diversity,
-    plot_recomposition,
-    plot_strategies,
-)
+from dflash_lab.figures.story import plot_story
+from dflash_lab.figures.strategies import plot_bucket_count_curve, plot_strategies
 from dflash_lab.figures.style import figure_alt_text, set_alt_text
 from dflash_lab.figures.supervision import plot_loss_share
+from dflash_lab.figures.windows import plot_window_mix
 
 __all__ = [
+    "plot_bounds",
     "SavedFigure",
     "figure_alt_text",
     "plot_bucket_count_curve",
@@ -34,7 +34,9 @@ __all__ = [
     "plot_loss_share",
     "plot_recomposition",
     "plot_run_lengths",
+    "plot_story",
     "plot_strategies",
+    "plot_window_mix",
     "save_figure",
     "set_alt_text",
 ]

@@ -9,7 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from dflash_lab.figures import style
-from dflash_lab.figures.style import format_count, format_percent
+from dflash_lab.figures.names import shorten_name
+from dflash_lab.figures.numbers import format_count, format_percent
 
 # With more buckets the bars are too thin for a number beside each.
 MAX_LABELLED_BUCKETS = 12
@@ -41,7 +42,7 @@ def plot_length_distribution(
     bounds = [bound for bound in (bucket_bounds or ())[1:-1] if low <= bound <= high]
     panels = (("share_of_samples", "samples (%)", style.BY_SAMPLES), ("share_of_tokens", "tokens (%)", style.BY_TOKENS))
     with style.house_style():
-        fig = style.new_figure(2.7)
+        fig = style.new_figure(2.5)
         axes = fig.subplots(2, 1, sharex=True)
         for ax, (column, label, color) in zip(axes, panels, strict=True):
             ax.stairs(table[column].to_numpy(), edges, fill=True, facecolor=color, edgecolor=color, linewidth=0.5)
@@ -103,7 +104,7 @@ def plot_length_ecdf(table: pl.DataFrame) -> Figure:
     )
     medians = {}
     with style.house_style():
-        fig = style.new_figure(2.3)
+        fig = style.new_figure(2.1)
         ax = fig.subplots()
         handles = []
         for column, name, color, dashes in curves:
@@ -157,13 +158,13 @@ def plot_lengths_by_source(summary: pl.DataFrame, *, top: int = 12) -> Figure:
     places = np.arange(len(names))
     p05, p25, p50, p75, p99 = (shown[column].to_numpy() for column in percentiles)
     with style.house_style():
-        fig = style.new_figure(0.85 + 0.2 * max(len(names), 3))
+        fig = style.new_figure(0.65 + 0.2 * max(len(names), 3))
         ax = fig.subplots()
         thin = ax.hlines(places, p05, p99, color=style.GREY, linewidth=1.0)
         thick = ax.hlines(places, p25, p75, color=style.BLUE, linewidth=4.0)
         (dots,) = ax.plot(p50, places, "o", color="white", markeredgecolor=style.BLACK, markersize=4.0)
         style.length_axis(ax, max(1.0, p05.min()), p99.max(), max_labels=4)
-        ax.set_yticks(places, [style.shorten_name(name) for name in names])
+        ax.set_yticks(places, [shorten_name(name) for name in names])
         ax.set_ylim(len(names) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.set_xlabel("length after the cut (tokens)")
@@ -215,7 +216,7 @@ def plot_bucket_shares(summary: pl.DataFrame) -> Figure:
     height = 0.8 / len(kinds)
     has_room = len(names) <= MAX_LABELLED_BUCKETS
     with style.house_style():
-        fig = style.new_figure(0.8 + (0.15 if has_room else 0.06) * (len(kinds) + 0.6) * max(len(names), 2))
+        fig = style.new_figure(0.6 + (0.15 if has_room else 0.06) * (len(kinds) + 0.6) * max(len(names), 2))
         ax = fig.subplots()
         for number, (_, column, color, hatch) in enumerate(kinds):
             places = np.arange(len(names)) + (number - (len(kinds) - 1) / 2) * height

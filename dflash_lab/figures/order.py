@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dflash_lab.figures import style
-from dflash_lab.figures.style import format_count, format_percent
+from dflash_lab.figures.names import shorten_name
+from dflash_lab.figures.numbers import format_count, format_percent
 
 # More entries than this and a legend is no longer read.
 MAX_LEGEND_BUCKETS = 9
@@ -44,24 +45,26 @@ def plot_bucket_strip(table: pl.DataFrame) -> Figure:
     with style.house_style():
         fig = style.new_figure(0.75 + 0.42 * len(parts))
         axes = fig.subplots(len(parts), 2, squeeze=False, width_ratios=[1.4, 1])
+        # Plans differ in length: an epoch is as long as another, a batch as wide as another.
+        num_first = max((_num_batches(first) for _, first in parts.values()), default=0)
         for row, (name, (epoch, first)) in zip(axes, parts.items(), strict=True):
             num_buckets = int(epoch["bucket_id"].max()) + 1
             colors = palettes.setdefault(num_buckets, _bucket_colors(num_buckets))
-            for ax, rows in zip(row, (epoch, first), strict=True):
-                _strip(ax, rows, colors)
-            num_batches = int((epoch["start_batch"] + epoch["num_batches"]).max())
-            row[0].set_title(f"{style.shorten_name(name, width=36)}: {format_count(num_batches)} batches")
+            num_batches = _num_batches(epoch)
+            for ax, rows, end in zip(row, (epoch, first), (num_batches, num_first), strict=True):
+                _strip(ax, rows, colors, end)
+            row[0].set_title(f"{shorten_name(name, width_points=140.0)}: {format_count(num_batches)} batches")
             described.append(f"{name}: {_spread_of_longest(epoch, num_buckets)} of {format_count(num_batches)} batches")
-        # Strategies with fewer batches than asked for end earlier; the axis is that of the last row.
-        num_first = format_count(int(axes[-1, 1].get_xlim()[1]))
-        for ax, last, label in zip(axes[-1], ("100", num_first), ("epoch (%)", "first batches"), strict=True):
+        for ax, last, label in zip(
+            axes[-1], ("100", format_count(num_first)), ("epoch (%)", "first batches"), strict=True
+        ):
             _label_ends(ax, "0", last)
             ax.set_xlabel(label)
         _bucket_legend(fig, palettes)
     return style.finished(
         fig,
-        f"Which length bucket comes when, over the epoch and in its first batches. The bucket of the longest samples "
-        f"takes, from the window with least of it to the window with most: {'; '.join(described)}.",
+        f"Which length bucket comes when, over the epoch and in its first batches. The last bucket with batches takes, "
+        f"from the window with least of it to the window with most: {'; '.join(described)}.",
     )
 
 
@@ -78,20 +81,22 @@ def plot_run_lengths(table: pl.DataFrame) -> Figure:
     Raises:
         ValueError: If the table has no rows or lacks a column.
     """
-    style.check_table("plot_run_lengths", table, ["strategy", "run_batches", "share_of_batches_at_least"])
+    columns = ["run_batches", "share_of_batches_at_least"]
+    style.check_table("plot_run_lengths", table, ["strategy", *columns], numbers=columns)
     firsts = table.unique("strategy", keep="first", maintain_order=True)
     names = firsts["strategy"].to_list()
-    longest = int(table["run_batches"].max())
+    longest = int(table["run_batches"].max()) + 1
     handles, described = [], []
     with style.house_style():
-        fig = style.new_figure(2.1 + 0.13 * (len(names) if max(map(len, names)) > 24 else -(-len(names) // 2)))
+        fig = style.new_figure(2.0)
         ax = fig.subplots()
         for look, name in zip(style.strategy_looks(firsts), names, strict=True):
             rows = table.filter(pl.col("strategy") == name)
             lengths, shares = rows["run_batches"].to_numpy(), rows["share_of_batches_at_least"].to_numpy()
+            # A curve of single batches would be a point without the end: no batch stands in longer runs.
             handles += ax.plot(
-                lengths,
-                shares,
+                np.append(lengths, lengths.max() + 1),
+                np.append(shares, 0.0),
                 color=look.color,
                 linestyle=look.linestyle,
                 marker=look.marker,
@@ -103,8 +108,8 @@ def plot_run_lengths(table: pl.DataFrame) -> Figure:
             )
             described.append(f"{name}: longest run {format_count(lengths.max())} batches")
         ax.set_xscale("log", base=2)
-        ax.set_xlim(0.9, max(2, longest) * 1.15)
-        powers = [2**power for power in range(40) if 2**power <= max(2, longest)]
+        ax.set_xlim(0.9, longest * 1.15)
+        powers = [2**power for power in range(40) if 2**power <= longest]
         ax.xaxis.set_major_locator(FixedLocator(powers[:: -(-len(powers) // 8)]))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
@@ -119,10 +124,19 @@ def plot_run_lengths(table: pl.DataFrame) -> Figure:
     )
 
 
-def _strip(ax: Axes, rows: pl.DataFrame, colors: list[object]) -> None:
-    """Stack the buckets' shares in every window, shortest bucket at the bottom."""
+def _num_batches(rows: pl.DataFrame) -> int:
+    return int((rows["start_batch"] + rows["num_batches"]).max() or 0)
+
+
+def _strip(ax: Axes, rows: pl.DataFrame, colors: list[object], num_batches: int) -> None:
+    """Stack the buckets' shares in every window, shortest bucket at the bottom, on an axis of so many batches."""
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.set_xlim(0, max(1, num_batches))
+    ax.set_ylim(0, 1)
+    ax.set_xticks([])
+    ax.set_yticks([])
     if rows.is_empty():
-        ax.set_axis_off()
         return
     windows = rows.unique("window_id").sort("window_id")
     starts, sizes = windows["start_batch"].to_numpy(), windows["num_batches"].to_numpy()
@@ -133,12 +147,6 @@ def _strip(ax: Axes, rows: pl.DataFrame, colors: list[object]) -> None:
     for number, color in enumerate(colors):
         bottoms = tops[:, number] - shares[:, number]
         ax.stairs(tops[:, number], edges, baseline=bottoms, fill=True, facecolor=color, linewidth=0, antialiased=False)
-    ax.set_xlim(edges[0], edges[-1])
-    ax.set_ylim(0, 1)
-    ax.set_yticks([])
-    for side in ("left", "bottom"):
-        ax.spines[side].set_visible(False)
-    ax.set_xticks([])
 
 
 def _bucket_colors(num_buckets: int) -> list[object]:
@@ -162,17 +170,16 @@ def _bucket_legend(fig: Figure, palettes: dict[int, list[object]]) -> None:
     """Name every bucket where all plans have the same few, and only the two ends otherwise."""
     colors = max(palettes.values(), key=len)
     if len(palettes) == 1 and 1 < len(colors) <= MAX_LEGEND_BUCKETS:
-        labels = ["0 (shortest)", *map(str, range(1, len(colors) - 1)), f"{len(colors) - 1} (longest)"]
-        shown = colors
+        # Buckets behind the last one with a batch may exist; the table does not know them.
+        labels, shown, title = list(map(str, range(len(colors)))), colors, "bucket, longer samples to the right"
     else:
-        labels, shown = ["shortest bucket", "longest bucket"], [colors[0], colors[-1]]
+        labels, shown, title = ["shorter samples", "longer samples"], [colors[0], colors[-1]], None
     handles = [Patch(facecolor=color) for color in shown]
-    title = "bucket" if len(shown) > 2 else None
     fig.legend(
         handles,
         labels,
         loc="outside lower center",
-        ncols=min(6, len(labels)),
+        ncols=len(labels),
         title=title,
         handlelength=1.2,
         columnspacing=0.9,

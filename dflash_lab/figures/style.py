@@ -1,23 +1,26 @@
-"""One look for every figure: sizes, colours, numbers for people, alt texts and the check of a table."""
+"""One look for every figure: sizes, colours, axes, legends, alt texts and the check of a table."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib.style
-import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from dflash_lab.figures.names import LABEL_POINTS, LINE_POINTS, drawable, printable, text_points, wrap_name
+from dflash_lab.figures.numbers import format_count
+
 # Half a printed page, so that the type below is the type on paper.
 WIDTH_INCHES = 8.5 / 2.54
 DOTS_PER_INCH = 240
+# Columns of a legend -> points that a label has beside its handle and its neighbours.
+_LEGEND_POINTS = {1: 200.0, 2: 88.0, 3: 50.0}
 
 _RC = {
     "figure.dpi": DOTS_PER_INCH,
@@ -26,6 +29,8 @@ _RC = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 7.5,
+    # Names come from users: a "$" in one is a letter, not the begin of a formula.
+    "text.parse_math": False,
     "axes.labelsize": 7.5,
     "axes.titlesize": 7.5,
     "axes.titlelocation": "left",
@@ -76,9 +81,24 @@ _FAMILIES = {
     "pooled": (SKY, "v"),
     "packed": (PURPLE, "h"),
 }
+_ORDERS = {
+    "as_built": (GREY, "P", "-"),
+    "random": (VERMILION, "o", "-"),
+    "no_repeat_naive": (BLACK, "X", "--"),
+    "no_repeat": (ORANGE, "^", "-."),
+    "stride": (SKY, "v", "-"),
+    "low_discrepancy": (PURPLE, "h", ":"),
+    "window_strata": (GREEN, "D", "--"),
+    "window_balanced": (BLUE, "s", "-"),
+}
 _SPARE = ((BLACK, "X"), (YELLOW, "p"))
-# Shade (below 0 darker, above 0 lighter), dashes and marker of the 1st, 2nd, ... row of one strategy.
-_VARIANTS = ((0.0, "-", None), (-0.4, "--", "<"), (0.4, "-.", ">"), (-0.6, ":", "d"), (0.55, (0, (5, 1, 1, 1)), "*"))
+# A name is of the strategy that it begins with, the longest such one.
+_LONGEST_FIRST = sorted(_FAMILIES, key=len, reverse=True)
+# Shade (below 0 darker, above 0 lighter), dashes and marker of the 1st, 2nd, ... row of one strategy. The numbers of
+# shades, dashes and markers have no common divisor, so that looks come again only after 5 * 4 * 7 rows.
+_SHADES = (0.0, -0.4, 0.4, -0.6, 0.65)
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = (None, "<", ">", "d", "*", "8", "H")
 
 
 @dataclass(frozen=True)
@@ -115,16 +135,20 @@ def new_figure(height_inches: float) -> Figure:
     return Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
 
 
-def check_table(function: str, table: pl.DataFrame, columns: Sequence[str]) -> None:
+def check_table(
+    function: str, table: pl.DataFrame, columns: Sequence[str], *, numbers: Sequence[str] = (), row: str = "strategy"
+) -> None:
     """Refuse a table that cannot be drawn.
 
     Args:
         function: Name of the plot function, for the message.
         table: The table to draw.
         columns: Names that it must have.
+        numbers: Those of them in which every row must have a finite number.
+        row: The column that names the rows, for the message.
 
     Raises:
-        ValueError: If a column is missing or there is no row.
+        ValueError: If a column is missing, there is no row, or a number is missing.
     """
     missing = [name for name in columns if name not in table.columns]
     if missing:
@@ -132,6 +156,13 @@ def check_table(function: str, table: pl.DataFrame, columns: Sequence[str]) -> N
         raise ValueError(f"{function}: the table has no column {', '.join(missing)}; it has {has}")
     if table.is_empty():
         raise ValueError(f"{function}: the table is empty; legal: at least one row")
+    for name in numbers:
+        if not table.schema[name].is_numeric():
+            raise ValueError(f"{function}: column {name} has dtype {table.schema[name]}; legal: numbers")
+        finite = table[name].cast(pl.Float64).is_finite().fill_null(False)
+        if not finite.all():
+            without = ", ".join(map(str, table.filter(~finite)[row]))
+            raise ValueError(f"{function}: {name} is no number for {without}; legal: a finite number in each row")
 
 
 def set_alt_text(fig: Figure, text: str) -> None:
@@ -141,7 +172,7 @@ def set_alt_text(fig: Figure, text: str) -> None:
         fig: The figure.
         text: Sentences; the first one says what the figure is and serves as its caption.
     """
-    fig.set_label(" ".join(text.split()))
+    fig.set_label(printable(text))
 
 
 def finished(fig: Figure, alt_text: str) -> Figure:
@@ -174,87 +205,39 @@ def figure_alt_text(fig: Figure) -> str:
     return label if isinstance(label, str) else ""
 
 
-def format_count(count: float) -> str:
-    """Write a count for people: 46,350 or 1.23 M.
-
-    Args:
-        count: Any number.
-    """
-    for size, unit in ((1e9, "G"), (1e6, "M")):
-        if abs(count) >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:,.0f}" if float(count).is_integer() or abs(count) >= 100 else f"{count:.3g}"
-
-
-def format_percent(share: float) -> str:
-    """Write a share as a percentage with about two digits: 52 %, 0.024 %.
-
-    Args:
-        share: A share, 0.52 for 52 %.
-    """
-    percent = 100 * share
-    if percent == 0 or abs(percent) >= 10:
-        return f"{percent:.0f} %"
-    return f"{np.format_float_positional(percent, precision=2, fractional=False, trim='-')} %"
-
-
-def wrap_name(name: str, *, width: int = 18, max_lines: int = 3) -> str:
-    """Break a long name into lines, and shorten what does not fit.
-
-    Args:
-        name: Any text.
-        width: Most characters in a line.
-        max_lines: Most lines.
-    """
-    return textwrap.fill(name, width, max_lines=max_lines, placeholder=" …") or name[:width]
-
-
-def name_row_inches(names: Sequence[str], least: float) -> float:
-    """Give the height of a row that holds any of the names, as `wrap_name` breaks them.
-
-    Args:
-        names: The rows' names.
-        least: Least height in inches.
-    """
-    num_lines = max(wrap_name(name).count("\n") + 1 for name in names)
-    # 7 points with their leading, and a gap to the next row.
-    return max(least, (num_lines * 9.0 + 3.0) / 72)
-
-
-def shorten_name(name: str, *, width: int = 26) -> str:
-    """Cut the middle out of a long name: paths differ at both ends.
-
-    Args:
-        name: Any text.
-        width: Most characters.
-    """
-    if len(name) <= width:
-        return name
-    head = (width - 1) // 2
-    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
-
-
 def strategy_looks(table: pl.DataFrame) -> list[Look]:
     """Give each row its look: the colour belongs to the strategy, the same in all figures.
 
     Args:
-        table: Has a column strategy; config_strategy tells which it is where names are free, else the name does.
+        table: Has a column strategy; config_strategy tells which it is where names are free, else the name's begin
+            does. Rows that are all named by their orders are taken for orders of the same batches.
 
     Returns:
-        One look a row; rows of one strategy differ in shade, marker and dashes.
+        One look a row; rows of one strategy differ in shade, marker and dashes, orders in colour too.
     """
     names = table["strategy"].to_list()
+    if all(name in _ORDERS for name in names):
+        return [Look(*_ORDERS[name]) for name in names]
     kinds = table["config_strategy"].to_list() if "config_strategy" in table.columns else names
-    seen: dict[str, int] = {}
-    spare: dict[str, tuple[str, str]] = {}
+    seen: dict[str | None, int] = {}
     looks = []
     for kind in kinds:
-        family = next((known for known in _FAMILIES if known in kind), kind)
-        color, marker = _FAMILIES.get(family) or spare.setdefault(family, _SPARE[len(spare) % len(_SPARE)])
-        shade, linestyle, other_marker = _VARIANTS[seen.get(family, 0) % len(_VARIANTS)]
-        seen[family] = seen.get(family, 0) + 1
-        looks.append(Look(_shaded(color, shade), other_marker or marker, linestyle))
+        family = next((known for known in _LONGEST_FIRST if kind is not None and kind.startswith(known)), None)
+        number = seen[family] = seen.get(family, -1) + 1
+        color, marker = _FAMILIES.get(family) or _SPARE[number % len(_SPARE)]
+        row = number if family else number // len(_SPARE)
+        shade, dashes, other = (kinds_of[row % len(kinds_of)] for kinds_of in (_SHADES, _DASHES, _MARKERS))
+        looks.append(Look(_shaded(color, shade), other or marker, dashes))
     return looks
+
+
+def count_strategies(names: Sequence[str]) -> str:
+    """Say how many strategies there are.
+
+    Args:
+        names: Their names.
+    """
+    return f"{len(names)} {'strategy' if len(names) == 1 else 'strategies'}"
 
 
 def length_axis(ax: Axes, low: float, high: float, *, log: bool = True, max_labels: int = 8) -> None:
@@ -294,15 +277,23 @@ def percent_axis(axis: object) -> None:
 def legend_below(fig: Figure, handles: Sequence[object], labels: Sequence[str]) -> None:
     """Put a legend under the axes, in as many columns as its longest label leaves room for.
 
+    The figure grows by the legend's height, so that the axes keep theirs.
+
     Args:
         fig: The figure.
         handles: What the entries look like.
         labels: What they are called; long ones are wrapped.
     """
-    longest = max(map(len, labels))
-    num_columns = min(len(labels), 3 if longest <= 14 else 2 if longest <= 24 else 1)
-    wrapped = [wrap_name(label, width=60 // num_columns, max_lines=2) for label in labels]
+    longest = max(text_points(drawable(label)) for label in labels)
+    num_columns = next((number for number in (3, 2) if longest <= _LEGEND_POINTS[number]), 1)
+    num_columns = min(len(labels), num_columns)
+    wrapped = [wrap_name(label, width_points=_LEGEND_POINTS[num_columns], max_lines=2) for label in labels]
     fig.legend(handles, wrapped, loc="outside lower center", ncols=num_columns)
+    # Entries run down the first column, then the second; half a label lies between two, and around them.
+    per_column = -(-len(labels) // num_columns)
+    columns = [wrapped[first : first + per_column] for first in range(0, len(wrapped), per_column)]
+    lines = max(sum(label.count("\n") + 1 for label in column) for column in columns)
+    fig.set_figheight(fig.get_figheight() + (LINE_POINTS * lines + 0.5 * LABEL_POINTS * (per_column + 1)) / 72)
 
 
 def _shaded(color: str, shade: float) -> object:

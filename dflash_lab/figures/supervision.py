@@ -7,7 +7,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from dflash_lab.figures import style
-from dflash_lab.figures.style import format_percent
+from dflash_lab.figures.numbers import format_percent
 
 
 def plot_loss_share(table: pl.DataFrame) -> Figure:
@@ -27,7 +27,7 @@ def plot_loss_share(table: pl.DataFrame) -> Figure:
     edges = np.append(table["share_from"].to_numpy(), table["share_to"][-1])
     by_samples, by_tokens = (table[name].to_numpy() for name in ("share_of_samples", "share_of_tokens"))
     with style.house_style():
-        fig = style.new_figure(2.2)
+        fig = style.new_figure(2.0)
         ax = fig.subplots()
         bars = ax.stairs(by_samples, edges, fill=True, facecolor=style.BY_SAMPLES, edgecolor="white", linewidth=0.5)
         line = ax.stairs(by_tokens, edges, color=style.BY_TOKENS, linewidth=1.6, baseline=None)

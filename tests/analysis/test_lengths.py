@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,8 +99,8 @@ def test_ecdf_has_few_points_and_exact_medians() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lengths": [3, 0]}, "the length of sample 1 is 0 (1 such samples); legal: a whole number >= 1"),
-        ({"lengths": [3, 2.5]}, "the length of sample 1 is 2.5 (1 such samples); legal: a whole number >= 1"),
+        ({"lengths": [3, 0]}, "the length of sample 1 is 0 (1 such samples); legal: a whole number"),
+        ({"lengths": [3, 2.5]}, "the length of sample 1 is 2.5 (1 such samples); legal: a whole number"),
         ({"lengths": []}, "lengths is empty; legal: at least one sample"),
         (
             {"lengths": [3, 4], "loss_tokens": [1]},
@@ -155,3 +156,66 @@ def test_supervised_shares_are_binned_with_one_in_the_last_bin():
     assert bins["share_from"].to_list() == [0, 0.25, 0.5, 0.75]
     with pytest.raises(ValueError, match="the table knows no loss tokens; give length_table its loss_tokens"):
         analysis.loss_share_histogram(analysis.length_table([3]))
+
+
+def test_a_table_does_not_change_with_the_callers_arrays() -> None:
+    lengths, loss_tokens = np.array([3, 4]), np.array([1, 2])
+    table = analysis.length_table(lengths, loss_tokens=loss_tokens)
+    lengths[0] = loss_tokens[0] = 99
+    assert table["length_tokens", "kept_tokens", "loss_tokens"].row(0) == (3, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        pa.array(["a", None]),
+        pa.chunked_array([["a"], [None]]),
+        pa.array(["a", None]).dictionary_encode(),
+        pl.Series(["a", None], dtype=pl.Categorical),
+        np.array(["a", None], dtype=object),
+        iter(["a", None]),
+    ],
+)
+def test_sources_come_in_any_array_of_texts(sources: object) -> None:
+    assert analysis.length_table([3, 4], sources=sources)["source"].to_list() == ["a", None]
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ([1, 2], "sources has dtype Int64; legal: texts, None for an unknown one"),
+        (pa.array([1, 2]), "sources has dtype Int64; legal: texts, None for an unknown one"),
+        (["a", 2], "sources is not one text a sample"),
+    ],
+)
+def test_sources_that_are_not_texts_are_refused(sources: object, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        analysis.length_table([3, 4], sources=sources)
+    assert str(error.value).startswith(message)
+
+
+def test_no_rows_have_no_summary() -> None:
+    empty = analysis.length_table([3]).clear()
+    for summed in (analysis.length_summary, analysis.length_histogram, analysis.length_ecdf):
+        with pytest.raises(ValueError) as error:
+            summed(empty)
+        assert str(error.value) == "the length table is empty; legal: at least one sample"
+
+
+@pytest.mark.parametrize("num_points", [2, 3, 4])
+def test_few_points_still_have_both_medians(num_points: int) -> None:
+    points = analysis.length_ecdf(analysis.length_table(np.arange(1, 1_001)), num_points=num_points)
+    assert {1, 500, 707, 1_000} <= set(points["length_tokens"])
+
+
+@given(st.integers(1, 60), st.integers(1, 120))
+def test_a_share_on_an_edge_opens_its_bin(length: int, num_bins: int) -> None:
+    table = analysis.length_table([length] * (length + 1), loss_tokens=np.arange(length + 1))
+    bins = analysis.loss_share_histogram(table, num_bins=num_bins)
+    exact = [min(loss * num_bins // length, num_bins - 1) for loss in range(length + 1)]
+    assert bins["num_samples"].to_list() == np.bincount(exact, minlength=num_bins).tolist()
+
+
+def test_29_of_50_is_in_the_58th_of_100_bins() -> None:
+    table = analysis.length_table([50], loss_tokens=[29])
+    assert analysis.loss_share_histogram(table, num_bins=100)["num_samples"].arg_max() == 58

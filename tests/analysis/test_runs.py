@@ -101,3 +101,37 @@ def test_no_rows_give_no_ratio() -> None:
     table = pl.DataFrame(schema={"a": pl.Int64, "b": pl.Int64})
     assert analysis.ratio_of_sums(table, "a", "b")["ratio"].to_list() == [None]
     assert analysis.ratio_of_sums(table.with_columns(k=pl.lit(1)), "a", "b", by="k").height == 0
+
+
+@pytest.mark.parametrize("dtype", [pl.Int32, pl.UInt32, pl.Float32])
+def test_sums_of_narrow_columns_do_not_overflow(dtype: pl.DataType) -> None:
+    largest = 2.0**127 if dtype == pl.Float32 else 2**31 - 1
+    table = pl.DataFrame({"a": pl.Series([largest] * 4, dtype=dtype), "b": pl.Series([1] * 4, dtype=pl.Int8)})
+    row = analysis.ratio_of_sums(table, "a", "b").row(0, named=True)
+    assert (row["a"], row["ratio"]) == (4 * largest, largest)
+    by_bucket = table.select(bucket_id=0, loss_sum="a", loss_weight="b", correct="a", total="b")
+    assert analysis.loss_by_bucket(by_bucket)["loss", "accuracy"].row(0) == (largest, largest)
+
+
+@pytest.mark.parametrize(
+    ("by", "numerator", "named"), [("a", "a", "a"), ("num_rows", "a", "num_rows"), (None, "ratio", "ratio")]
+)
+def test_two_columns_of_one_name_are_refused(by: str | None, numerator: str, named: str) -> None:
+    table = pl.DataFrame({"a": [1], "b": [2], "num_rows": [3], "ratio": [4]})
+    with pytest.raises(ValueError) as error:
+        analysis.ratio_of_sums(table, numerator, "b", by=by)
+    assert str(error.value) == (
+        f"the result would have two columns {named}; legal: grouping and summed columns that differ, none of them "
+        f"named num_rows or ratio"
+    )
+    assert analysis.ratio_of_sums(table, "b", "b")["ratio"].item() == 1
+
+
+def test_the_spread_of_the_largest_losses_is_right_or_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert analysis.loss_spread([1e308, 1e308]) == analysis.LossSpread(2, 1e308, 0.0, 0.0)
+        assert analysis.loss_spread([0.0, 0.0]) == analysis.LossSpread(2, 0.0, 0.0, 0.0)
+        assert analysis.loss_spread([-1e150, 1e150]).population_variance == pytest.approx(1e300)
+        with pytest.raises(ValueError, match=r"losses from -1e\+308 to 1e\+308 have a variance over 1.79"):
+            analysis.loss_spread([-1e308, 1e308])

@@ -7,11 +7,15 @@ from collections.abc import Callable
 import matplotlib
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dflash_lab import figures
-from dflash_lab.figures import style
+from dflash_lab.batching import ORDERS
+from dflash_lab.figures import names as names_room
+from dflash_lab.figures import numbers, style
 
 STRATEGIES = pl.DataFrame(
     {
@@ -85,10 +89,46 @@ CURVE = pl.DataFrame(
         "excess_over_sorted": [1.531, 0.209],
     }
 )
+WINDOWS = pl.DataFrame(
+    {
+        "strategy": ["capacity", "full shuffle"],
+        "config_strategy": ["capacity", None],
+        "total_variation": [0.3, 0.08],
+        "mean_length_cv": [0.19, 0.09],
+        **{
+            f"total_variation_{name}": [value, value / 4]
+            for name, value in (("p05", 0.2), ("p25", 0.28), ("p75", 0.33), ("p95", 0.4))
+        },
+        **{
+            f"relative_mean_length_{name}": [value, 1.0]
+            for name, value in (("p05", 0.7), ("p25", 0.9), ("p75", 1.1), ("p95", 1.4))
+        },
+    }
+)
+STORY = pl.DataFrame(
+    {
+        "step": [1, 2, 3],
+        "strategy": ["sorted", "random", "capacity"],
+        "source_run_ktok_from": [30.0, 12.0, None],
+        "source_run_ktok_to": [32.0, 12.0, None],
+        "ours_ktok_per_second": [30.3, 12.5, 29.9],
+        "longest_run_batches": [17, 8_510, 3],
+        "what_happened": ["fast; who shares a batch is frozen", "cleanest gradients", None],
+    }
+)
+BOUNDS = pl.DataFrame(
+    {
+        "kind": ["equal tokens", "equal tokens", "fewest batches", "given"],
+        "num_buckets": [1, 6, 6, 6],
+        "padding_efficiency": [0.414, 0.803, 0.854, 0.865],
+        "excess_over_least": [1.531, 0.209, 0.119, 0.128],
+    }
+)
 PLOTS: dict[str, tuple[Callable[[pl.DataFrame], Figure], pl.DataFrame, str]] = {
     "plot_length_distribution": (figures.plot_length_distribution, BINS, "begins at 512 tokens and holds 70 %"),
     "plot_length_ecdf": (figures.plot_length_ecdf, POINTS, "Half of the samples have up to 1,367 tokens"),
     "plot_lengths_by_source": (figures.plot_lengths_by_source, SOURCES, "(no source): median 80"),
+    "plot_bounds": (figures.plot_bounds, BOUNDS, "The given 6 buckets: 13 % over, padding efficiency 0.865"),
     "plot_loss_share": (figures.plot_loss_share, LOSS_SHARES, "at 50 % to 100 % and holds 60 % of the samples"),
     "plot_bucket_shares": (figures.plot_bucket_shares, BUCKETS, "770 and more tokens: 20 % of the samples"),
     "plot_strategies": (figures.plot_strategies, STRATEGIES, "bucketed: padding efficiency 0.865, budget use 0.824"),
@@ -96,6 +136,8 @@ PLOTS: dict[str, tuple[Callable[[pl.DataFrame], Figure], pl.DataFrame, str]] = {
     "plot_recomposition": (figures.plot_recomposition, STRATEGIES, "sorted: 100 %; random: 0 %; bucketed: 0.024 %"),
     "plot_bucket_count_curve": (figures.plot_bucket_count_curve, CURVE, "6: 49,684 batches, padding efficiency 0.803"),
     "plot_bucket_strip": (figures.plot_bucket_strip, STRIP, "bucketed: 0 % to 75 % of 8 batches"),
+    "plot_window_mix": (figures.plot_window_mix, WINDOWS, "capacity: total variation 0.300 on average, mean lengths"),
+    "plot_story": (figures.plot_story, STORY, "1 sorted: 30.3 Ktok/s (reported 30 to 32), longest run 17 batches"),
     "plot_run_lengths": (figures.plot_run_lengths, RUNS, "bucketed: longest run 16 batches"),
 }
 every_plot = pytest.mark.parametrize(("plot", "table", "said"), PLOTS.values(), ids=PLOTS.keys())
@@ -205,7 +247,7 @@ def test_one_epoch_has_no_diversity_to_draw() -> None:
 def test_sources_that_are_not_shown_are_counted() -> None:
     fig = figures.plot_lengths_by_source(SOURCES, top=1)
     assert figures.figure_alt_text(fig).endswith("1 more source is not shown.")
-    assert "stackexchang…d-tables-2023" in drawn_texts(fig)
+    assert "stackexchang…-tables-2023" in drawn_texts(fig)
     with pytest.raises(ValueError) as error:
         figures.plot_lengths_by_source(SOURCES, top=0)
     assert str(error.value) == "top is 0; legal: a whole number >= 1"
@@ -233,18 +275,41 @@ def test_bounds_and_the_cut_are_marked() -> None:
 
 @pytest.mark.parametrize(
     ("number", "shown"),
-    [(46_350, "46,350"), (1_234_567, "1.23 M"), (1_876_253_718, "1.88 G"), (7, "7"), (59.8, "59.8")],
+    [
+        (46_350, "46,350"),
+        (1_234_567, "1.23 M"),
+        (1_876_253_718, "1.88 G"),
+        (7, "7"),
+        (59.8, "59.8"),
+        (999_600, "999,600"),
+        (999_600_000, "1 G"),
+        (999_400_000, "999 M"),
+        (1.2e12, "1.2 T"),
+        (3e15, "3,000 T"),
+    ],
 )
 def test_counts_are_written_for_people(number: float, shown: str) -> None:
-    assert style.format_count(number) == shown
+    assert numbers.format_count(number) == shown
 
 
 @pytest.mark.parametrize(
     ("share", "shown"),
-    [(0.52, "52 %"), (0.047, "4.7 %"), (0.00024, "0.024 %"), (9.4e-6, "0.00094 %"), (0.0, "0 %"), (1.0, "100 %")],
+    [
+        (0.52, "52 %"),
+        (0.047, "4.7 %"),
+        (0.00024, "0.024 %"),
+        (9.4e-6, "0.00094 %"),
+        (0.0, "0 %"),
+        (1.0, "100 %"),
+        (0.9999, "> 99.9 %"),
+        (0.9951, "99.5 %"),
+        (0.999, "99.9 %"),
+        (0.994, "99 %"),
+        (1 - 2e-16, "100 %"),
+    ],
 )
 def test_shares_are_written_for_people(share: float, shown: str) -> None:
-    assert style.format_percent(share) == shown
+    assert numbers.format_percent(share) == shown
 
 
 def test_drawing_never_imports_pyplot_or_torch() -> None:
@@ -256,3 +321,187 @@ def test_drawing_never_imports_pyplot_or_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def axes_inches(fig: Figure) -> list[float]:
+    return [ax.get_position().height * fig.get_size_inches()[1] for ax in fig.axes]
+
+
+def runs_named(names: list[str]) -> pl.DataFrame:
+    return pl.concat([RUNS.with_columns(strategy=pl.lit(name)) for name in names])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"bucketed into buckets of equal tokens, seeded stride, cut at {number}" for number in range(6)],
+        ["x" * 78 + f"{number:02}" for number in range(12)],
+        ["模型训练数据集合的名字很长" * 4 + str(number) for number in range(12)],
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_long_legend_takes_nothing_from_the_axes(names: list[str]) -> None:
+    alone = axes_inches(figures.plot_run_lengths(RUNS))
+    fig = figures.plot_run_lengths(runs_named(names))
+    assert axes_inches(fig) == pytest.approx(alone, abs=0.1)
+    FigureCanvasAgg(fig).draw()
+    box = fig.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= fig.bbox.width
+
+
+def test_twelve_rows_have_twelve_looks() -> None:
+    for kinds in ("bucketed", "free"):
+        names = [f"{kinds} {number}" for number in range(12)]
+        looks = style.strategy_looks(pl.DataFrame({"strategy": names}))
+        assert len({(look.color, look.marker, str(look.linestyle)) for look in looks}) == 12
+        assert len({(look.marker, str(look.linestyle)) for look in looks}) >= 6
+
+
+def test_the_begin_of_a_name_tells_its_strategy() -> None:
+    names = ["bucketed/random", "unsorted", "sorted", "random", "bucketed"]
+    looks = [style.strategy_looks(pl.DataFrame({"strategy": [name]}))[0].color for name in names]
+    assert looks[0] == looks[4] and looks[0] != looks[3]
+    assert looks[1] != looks[2]
+    both = pl.DataFrame({"strategy": ["random plan of mine"], "config_strategy": ["sorted"]})
+    assert style.strategy_looks(both)[0].color == looks[2]
+
+
+def test_dollars_are_letters() -> None:
+    fig = figures.plot_strategies(STRATEGIES.with_columns(strategy=pl.Series(["$a_b$", "$x^2$", "5 $"])))
+    assert {"$a_b$", "$x^2$", "5 $"} <= set(drawn_texts(fig))
+    assert not any(text.get_parse_math() for text in fig.findobj(matplotlib.text.Text))
+    assert "0.1" in drawn_texts(figures.plot_efficiency_vs_diversity(STRATEGIES))
+
+
+@pytest.mark.filterwarnings("error")
+def test_letters_that_the_font_lacks_are_boxes_and_keep_the_axes() -> None:
+    names = ["模型训练数据集合的名字很长" * 4, "short"]
+    table = pl.concat([SOURCES.head(1)] * 2).with_columns(source=pl.Series(names))
+    fig = figures.plot_lengths_by_source(table)
+    assert fig.axes[0].get_position().width > 0.4
+    assert any(text.startswith("□") and "…" in text for text in drawn_texts(fig))
+    assert names[0] in figures.figure_alt_text(fig)
+
+
+def test_control_characters_are_dropped_from_names_and_alt_texts() -> None:
+    fig = figures.plot_run_lengths(runs_named(["a\x07b\n c"]))
+    assert "ab c" in drawn_texts(fig)
+    assert "ab c: longest run" in figures.figure_alt_text(fig)
+
+
+def test_names_are_wrapped_at_words_and_cut_with_an_ellipsis() -> None:
+    assert names_room.wrap_name("bucketed, stride") == "bucketed, stride"
+    assert names_room.wrap_name("bucketed, balanced windows") == "bucketed, balanced\nwindows"
+    lines = names_room.wrap_name("x" * 80, width_points=60, max_lines=3).split("\n")
+    assert len(lines) == 3 and lines[-1].endswith("…")
+    assert all(names_room.text_points(line) <= 60 for line in lines)
+    assert names_room.wrap_name("") == "" == names_room.shorten_name("")
+
+
+@given(st.text(max_size=60), st.floats(20, 120))
+def test_no_name_is_wider_than_its_room(name: str, width_points: float) -> None:
+    shown = [names_room.shorten_name(name, width_points=width_points)]
+    shown += names_room.wrap_name(name, width_points=width_points).split("\n")
+    assert all(names_room.text_points(line) <= width_points for line in shown)
+    assert len(shown) <= 4
+
+
+def test_the_strips_of_short_and_long_plans_share_an_axis() -> None:
+    def plan(name: str, num_batches: int) -> pl.DataFrame:
+        part = {"strategy": name, "window_id": range(num_batches), "start_batch": range(num_batches)}
+        rows = pl.DataFrame(part).with_columns(num_batches=1, bucket_id=0, share_of_batches=1.0)
+        return pl.concat([rows.with_columns(part=pl.lit(part)) for part in ("epoch", "first")])
+
+    for sizes in ((5, 96), (96, 5)):
+        fig = figures.plot_bucket_strip(pl.concat([plan("bucketed", sizes[0]), plan("bucketed, stride", sizes[1])]))
+        epochs, firsts = fig.axes[::2], fig.axes[1::2]
+        assert [ax.get_xlim() for ax in firsts] == [(0, 96), (0, 96)]
+        assert [ax.get_xlim() for ax in epochs] == [(0, size) for size in sizes]
+        assert [label.get_text() for label in firsts[-1].get_xticklabels()] == ["0", "96"]
+
+
+def test_the_last_bucket_with_batches_need_not_be_the_longest() -> None:
+    assert not any("longest" in text for text in drawn_texts(figures.plot_bucket_strip(STRIP)))
+
+
+def test_a_run_curve_ends_at_nothing() -> None:
+    fig = figures.plot_run_lengths(RUNS.head(1))
+    (line,) = [line for line in fig.axes[0].lines if len(line.get_xdata()) > 1]
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 2], [1.0, 0.0])
+
+
+def test_the_axis_says_whose_throughput_is_one() -> None:
+    assert "relative throughput\n(best = 1)" in drawn_texts(figures.plot_strategies(STRATEGIES))
+    table = STRATEGIES.with_columns(relative_throughput=pl.Series([2.4, 1.0, 2.1]))
+    assert "relative throughput\n(random = 1)" in drawn_texts(figures.plot_strategies(table))
+
+
+@pytest.mark.parametrize("plot", [figures.plot_strategies, figures.plot_efficiency_vs_diversity])
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_a_missing_efficiency_is_named(plot: Callable, missing: float | None) -> None:
+    table = STRATEGIES.with_columns(padding_efficiency=pl.Series([1.0, missing, 0.8]))
+    with pytest.raises(ValueError) as error:
+        plot(table)
+    assert str(error.value) == (
+        f"{plot.__name__}: padding_efficiency is no number for random; legal: a finite number in each row"
+    )
+
+
+FRONT = pl.concat(
+    [STRATEGIES, STRATEGIES.tail(1).with_columns(strategy=pl.lit("bucketed, worse"), padding_efficiency=0.8)]
+)
+FRONT = FRONT.with_columns(
+    dominated_by=pl.Series([None, None, None, "bucketed"]), on_front=pl.Series([True] * 3 + [False])
+)
+
+
+def test_the_front_is_drawn_and_named() -> None:
+    fig = figures.plot_efficiency_vs_diversity(FRONT)
+    ax = fig.axes[0]
+    faces = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() not in ("None", "", None)]
+    assert [face == "white" for face in faces] == [False, False, False, True]
+    steps = [line for line in ax.lines if line.get_marker() in ("None", "")]
+    assert len(steps) == 1 and steps[0].get_ydata().tolist() == [0.414, 0.865, 1.0, 1.0]
+    assert {"1", "2", "3", "4", "4 bucketed, worse"} <= set(drawn_texts(fig))
+    alt_text = figures.figure_alt_text(fig)
+    assert "bucketed, worse: padding efficiency 0.800, 0.024 % of pairs, beaten by bucketed" in alt_text
+    assert alt_text.endswith("No other one beats sorted, random, bucketed.")
+    assert "beaten" not in figures.figure_alt_text(figures.plot_efficiency_vs_diversity(STRATEGIES))
+
+
+def test_points_on_one_place_share_a_number() -> None:
+    rows = pl.concat([FRONT.head(1)] * 3 + [FRONT.slice(1, 1), FRONT.head(1)])
+    assert {"1-3, 5", "4"} <= set(drawn_texts(figures.plot_efficiency_vs_diversity(rows)))
+
+
+def test_orders_of_the_same_batches_have_a_colour_each() -> None:
+    names = list(ORDERS)
+    looks = style.strategy_looks(pl.DataFrame({"strategy": names, "config_strategy": ["capacity"] * len(names)}))
+    assert len({look.color for look in looks}) == len({look.marker for look in looks}) == len(names)
+
+
+def test_the_shuffle_is_the_reference_of_windows() -> None:
+    fig = figures.plot_window_mix(WINDOWS)
+    (reference,) = [line for line in fig.axes[0].lines if line.get_linestyle() == "--"]
+    assert list(reference.get_xdata()) == [0.08, 0.08]
+    assert "full shuffle" in drawn_texts(fig)
+
+
+def test_a_story_shows_what_was_reported_only_where_it_was() -> None:
+    fig = figures.plot_story(STORY)
+    marked = [line for line in fig.axes[0].lines if line.get_marker() == "|"]
+    assert [list(line.get_xdata()) for line in marked] == [[30.0, 32.0], [12.0, 12.0]]
+    texts = drawn_texts(fig)
+    assert {"30.3", "8,510", "3 capacity", "2 random: cleanest gradients"} <= set(texts)
+    assert "3 capacity: 29.9 Ktok/s, longest run 3 batches." in figures.figure_alt_text(fig)
+    widest = max(text.get_window_extent().x1 for text in fig.findobj(matplotlib.text.Text) if text.get_text())
+    assert widest <= fig.bbox.width
+
+
+def test_a_story_without_runs_is_refused() -> None:
+    with pytest.raises(ValueError) as error:
+        figures.plot_story(STORY.with_columns(longest_run_batches=pl.Series([17, None, 3])))
+    assert (
+        str(error.value)
+        == "plot_story: longest_run_batches is no number for random; legal: a finite number in each row"
+    )

@@ -134,3 +134,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         figures.save_figure(figures.plot_strategies(TABLE.head(1)), "a", table=TABLE, outputs=tmp_path)
     assert saved.png_path.read_bytes() == before
     assert len(list((tmp_path / "figures").iterdir())) == 3
+
+
+def test_control_characters_leave_the_svg_xml(tmp_path: Path) -> None:
+    table = TABLE.with_columns(strategy=pl.Series(["a\x07b", "c\ufffed", "e\x1f"]))
+    saved = figures.save_figure(figures.plot_strategies(table), "a", table=TABLE, outputs=tmp_path)
+    texts = [element.text for element in ElementTree.parse(saved.svg_path).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"ab", "cd", "e"} <= set(texts)
