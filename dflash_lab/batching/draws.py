@@ -36,9 +36,10 @@ class Draws:
     def shuffle_within(self, groups: np.ndarray) -> np.ndarray:
         """Order items by group, and at random inside each.
 
-        Sorted by 32 random bits and the group, 16 bits a pass, the least significant first: numpy sorts 16-bit numbers
-        by radix, five times as fast as wider ones. Two items of a group tie with probability 2^-32 and then keep
-        their order, which moves no statistic that could be measured.
+        Sorted by the group and random bits, the least significant first: numpy sorts numbers of 8 and 16 bits by radix,
+        a byte a pass, many times as fast as wider ones, so every byte of the keys is paid for. Groups of up to 2^15
+        items get 16 random bits or more, larger ones 24 or more. Two items of a group that draw the same bits keep
+        their order; they stand side by side either way, which moves no statistic that could be measured.
 
         Args:
             groups: Whole numbers (num_items,), uint8, uint16 or uint32.
@@ -48,10 +49,32 @@ class Draws:
         """
         keys = self._bits.random_raw((len(groups) + 1) // 2).astype("<u8").view("<u2").reshape(-1, 2)[: len(groups)]
         order = np.argsort(keys[:, 0], kind="stable")
-        order = order[np.argsort(keys[:, 1][order], kind="stable")]
-        if groups.dtype.itemsize > 2:
-            low, groups = groups.astype(np.uint16), (groups >> np.uint32(16)).astype(np.uint16)
-            order = order[np.argsort(low[order], kind="stable")]
-        if groups.any():
-            order = order[np.argsort(groups[order], kind="stable")]
-        return order
+        num_bits = int(groups.max()).bit_length() if len(groups) else 0
+        if num_bits > 8:
+            order = order[np.argsort(keys[:, 1][order], kind="stable")]
+            return order[stable_order(groups[order])]
+        # The group and, in the bits that it leaves, more random ones.
+        width = np.uint8 if len(groups) and np.bincount(groups).max() <= 2**15 else np.uint16
+        free = 8 * width().itemsize - num_bits
+        high = (keys[:, 1] >> (16 - free)).astype(width)
+        if num_bits:
+            high |= groups.astype(width) << width(free)
+        return order[np.argsort(high[order], kind="stable")]
+
+
+def stable_order(values: np.ndarray) -> np.ndarray:
+    """Sort whole numbers >= 0 as `np.argsort(values, kind="stable")` does, by radix where 16 or 32 bits hold them.
+
+    Args:
+        values: Whole numbers >= 0 (num_items,).
+
+    Returns:
+        int64 (num_items,), a permutation.
+    """
+    most = int(values.max()) if len(values) else 0
+    if most >= 2**32:
+        return np.argsort(values, kind="stable")
+    order = np.argsort((values & 0xFFFF).astype(np.uint16), kind="stable")
+    if most >= 2**16:
+        order = order[np.argsort((values[order] >> 16).astype(np.uint16), kind="stable")]
+    return order

@@ -39,7 +39,8 @@ def source_run_strategies(config: BatchingConfig) -> dict[str, BatchingConfig]:
         config: Budget, cut, most samples a batch, bounds and seed of them all; its strategy and order are not used.
 
     Returns:
-        Name -> settings: "sorted", "random", then "bucketed" in random order, with no repeat and in strides.
+        Name -> settings: "sorted", "random", then "bucketed" in random order, without repeats (not looking ahead) and
+        in strides.
     """
     return _variants(
         config,
@@ -47,7 +48,7 @@ def source_run_strategies(config: BatchingConfig) -> dict[str, BatchingConfig]:
             "sorted": ("sorted", "random"),
             "random": ("random", "random"),
             "bucketed": ("bucketed", "random"),
-            "bucketed, no repeat": ("bucketed", "no_repeat"),
+            "bucketed, no repeat naive": ("bucketed", "no_repeat_naive"),
             "bucketed, stride": ("bucketed", "stride"),
         },
     )

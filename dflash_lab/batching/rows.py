@@ -7,7 +7,7 @@ from bisect import bisect_right
 import numpy as np
 
 from dflash_lab.batching.config import BatchingConfig
-from dflash_lab.batching.draws import Draws
+from dflash_lab.batching.draws import Draws, stable_order
 from dflash_lab.batching.packing import Packing, without_buckets
 
 
@@ -62,7 +62,7 @@ class _Stock:
 
     def __init__(self, lengths: np.ndarray, shuffled: np.ndarray) -> None:
         self._lengths = lengths
-        by_length = shuffled[np.argsort(lengths[shuffled], kind="stable")]
+        by_length = shuffled[stable_order(lengths[shuffled])]
         distinct, starts = np.unique(lengths[by_length], return_index=True)
         self._distinct = distinct.tolist()
         self._samples = by_length.tolist()

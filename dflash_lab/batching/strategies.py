@@ -8,7 +8,7 @@ import numpy as np
 
 from dflash_lab.batching.bounds import bucket_of
 from dflash_lab.batching.config import BatchingConfig
-from dflash_lab.batching.draws import Draws
+from dflash_lab.batching.draws import Draws, stable_order
 from dflash_lab.batching.packing import Packing, pack, without_buckets
 from dflash_lab.batching.rows import pack_rows
 
@@ -23,7 +23,7 @@ def _pack_as_given(lengths: np.ndarray, config: BatchingConfig, draws: Draws) ->
 
 def _pack_sorted(lengths: np.ndarray, config: BatchingConfig, draws: Draws) -> Packing:
     """Pack from the longest to the shortest, which gives the fewest batches; the same batches every epoch."""
-    return pack(np.argsort(-lengths, kind="stable"), lengths, config, descending=True)
+    return pack(stable_order(lengths.max() - lengths), lengths, config, descending=True)
 
 
 def _pack_random(lengths: np.ndarray, config: BatchingConfig, draws: Draws) -> Packing:
@@ -52,9 +52,7 @@ def _pack_capacity(lengths: np.ndarray, config: BatchingConfig, draws: Draws) ->
     last_of_class = np.append(sizes[1:] != sizes[:-1], True)
     last_of_part = last_of_class.copy()
     if config.num_cuts:
-        quantiles = (np.arange(config.num_cuts) + draws.uniform(1)) / config.num_cuts * len(lengths)
-        # A cut stands behind the length that reaches its quantile.
-        last_of_part[np.searchsorted(np.cumsum(counts), quantiles)] = True
+        last_of_part[_cuts(np.cumsum(counts), np.flatnonzero(last_of_class), config.num_cuts, draws)] = True
     parts = np.cumsum(last_of_part[::-1])[::-1] - 1
     members = draws.shuffle_within(parts.astype(np.uint16 if parts[0] < 2**16 else np.uint32)[place])
 
@@ -70,13 +68,34 @@ def _pack_capacity(lengths: np.ndarray, config: BatchingConfig, draws: Draws) ->
     return Packing(members, offsets, without_buckets(len(offsets) - 1))
 
 
+def _cuts(up_to: np.ndarray, last_of_class: np.ndarray, num_cuts: int, draws: Draws) -> np.ndarray:
+    """Places, among the distinct lengths, behind which a class is cut: as many in a class as its share of the samples.
+
+    A class with less than its share for one is narrow enough as it is; cutting it would only make its samples meet
+    more often.
+
+    Args:
+        up_to: int64 (n,), samples of this distinct length and shorter ones.
+        last_of_class: int64, the last distinct length of each class.
+        num_cuts: Cuts in all, about.
+        draws: The epoch's random numbers; one is drawn, by how much the cuts are shifted.
+    """
+    ends = up_to[last_of_class]
+    sizes = np.diff(ends, prepend=0)
+    shares = sizes * num_cuts // up_to[-1]
+    of_cut = np.repeat(np.arange(len(sizes)), shares)
+    number = np.arange(len(of_cut)) - np.repeat(np.cumsum(shares) - shares, shares)
+    quantiles = (number + draws.uniform(1)) / shares[of_cut]
+    return np.searchsorted(up_to, (ends - sizes)[of_cut] + quantiles * sizes[of_cut])
+
+
 def _pack_pooled(lengths: np.ndarray, config: BatchingConfig, draws: Draws) -> Packing:
     """Cut a shuffle into pools, and pack each from its longest sample to its shortest."""
     shuffled = draws.permutation(len(lengths))
     pools = np.arange(len(lengths)) // config.pool_size
     # Stable, the longest first, then by pool: sorted inside each pool.
-    descending = np.argsort(-lengths[shuffled], kind="stable")
-    by_pool = descending[np.argsort(pools[descending], kind="stable")]
+    descending = stable_order(lengths.max() - lengths[shuffled])
+    by_pool = descending[stable_order(pools[descending])]
     return pack(shuffled[by_pool], lengths, config, segments=pools, descending=True)
 
 
