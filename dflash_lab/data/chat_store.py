@@ -17,6 +17,7 @@ from dflash_lab.data.paths import file_state, short_name
 
 STORE_NAME = "samples.arrow"
 REPORT_NAME = "report.txt"
+COUNTS_NAME = "report.json"
 # Changes whenever what is written for a chat file changes its meaning.
 _FORMAT = 2
 
@@ -59,14 +60,20 @@ def tokenized_folder(
             on_bad_row=on_bad_row,  # type: ignore[arg-type]
         )
         (folder / REPORT_NAME).write_text(_in_words(report), encoding="utf-8")
-        (folder / "report.json").write_text(json.dumps({"left_out": report.left_out, "num_read": report.num_read}))
+        (folder / COUNTS_NAME).write_text(json.dumps({"left_out": report.left_out, "num_read": report.num_read}))
 
     places = [base / f"{short_name(path.name)}-{key}" / state for base in folders_for(path)]
     return load_or_build(places, _checked, build, label=str(path))
 
 
+def num_left_out(folder: Path) -> int:
+    """Count the conversations that were left out when a folder of `tokenized_folder` was made."""
+    return sum(map(len, json.loads((folder / COUNTS_NAME).read_text())["left_out"].values()))
+
+
 def _checked(folder: Path) -> Path:
     (folder / REPORT_NAME).read_text(encoding="utf-8")
+    num_left_out(folder)
     MappedTokens((folder / STORE_NAME,))
     return folder
 

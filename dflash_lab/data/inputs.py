@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from dflash_lab.data.chat_rows import TURN_LISTS
-from dflash_lab.data.chat_store import REPORT_NAME, STORE_NAME, tokenized_folder
+from dflash_lab.data.chat_store import REPORT_NAME, STORE_NAME, num_left_out, tokenized_folder
 from dflash_lab.data.corpus import builtin_corpus
 from dflash_lab.data.dataset import PreloadedDataset
 from dflash_lab.data.files import file_format, find_files
@@ -38,6 +38,7 @@ class LengthInput:
         loss_tokens: int32 (num_samples,), supervised tokens, or None for a profile.
         sources: Text or null a sample, or None.
         dataset: The samples, or None for a profile.
+        num_left_out: Rows and conversations that are no samples, for any reason.
         notes: What was read and left out, in words.
         chats: The chat file that the samples were made of, or None.
     """
@@ -48,6 +49,7 @@ class LengthInput:
     loss_tokens: np.ndarray | None = None
     sources: pl.Series | None = None
     dataset: PreloadedDataset | None = None
+    num_left_out: int = 0
     notes: str = ""
     chats: Path | None = None
 
@@ -109,6 +111,7 @@ def open_lengths(
     if not data_path:
         _check_no_split(split, "the built-in corpus")
         dataset, notes, chats = builtin_corpus(max_seq_len=max_seq_len), "", Path("builtin_chats.jsonl")
+        untokenized = 0
         name = "built-in corpus"
     else:
         path = user_path(data_path, name="data_path")
@@ -118,11 +121,12 @@ def open_lengths(
             folder = tokenized_folder(path, tokenizer, chat_template, turns, on_bad_row)
             dataset = PreloadedDataset.open(folder / STORE_NAME, max_seq_len=max_seq_len)
             notes, chats = (folder / REPORT_NAME).read_text(encoding="utf-8") + "\n", path
+            untokenized = num_left_out(folder)
         else:
             if path.is_dir():
                 _refuse_chat_folder(path, split)
             dataset = PreloadedDataset.open(path, split=split or None, max_seq_len=max_seq_len, on_bad_row=on_bad_row)
-            notes, chats = "", None
+            notes, chats, untokenized = "", None, 0
     return LengthInput(
         name=name,
         fingerprint=dataset.fingerprint,
@@ -130,6 +134,7 @@ def open_lengths(
         loss_tokens=dataset.loss_tokens,
         sources=dataset.sources,
         dataset=dataset,
+        num_left_out=untokenized + dataset.report.num_left_out,
         notes=f"{notes}{dataset.report}",
         chats=chats,
     )

@@ -54,6 +54,7 @@ def test_bad_conversations_are_counted_where_they_are_skipped(tmp_path):
         data.open_lengths(str(path))
     samples = data.open_lengths(str(path), on_bad_row="skip")
     assert len(samples.dataset) == 5 and "left out" in samples.notes and "(5)" in samples.notes
+    assert samples.num_left_out == 1 and samples.dataset.report.num_left_out == 0
 
 
 @pytest.mark.parametrize(
