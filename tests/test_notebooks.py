@@ -96,6 +96,15 @@ def test_own_data_goes_through_by_parameters_alone(path, form, own_data, tmp_pat
     assert "widgets" not in saved["metadata"]
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=NAMES)
+def test_a_single_sample_is_enough(path, tmp_path):
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3]], "loss_mask": [[0, 1, 1]]}), tmp_path / "one.parquet")
+    result = notebooks.run_notebook(path, {"data_path": str(tmp_path / "one.parquet")}, tmp_path)
+    result.raise_for_status()
+    text = answer_of(result.output_path)
+    assert "(one.parquet)" in text and "nan" not in text and "None" not in text
+
+
 def test_plain_papermill_and_a_changed_parameter(tmp_path):
     tables = {}
     for budget in (49_152, 16_384):

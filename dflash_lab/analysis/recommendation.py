@@ -19,6 +19,10 @@ _SPEED = "relative_throughput_by_cost"
 # more often: with 64 cuts 0.5 % of the source run's 902,087, and 9 % of 50,000.
 _FEW_PAIRS = 0.05
 _FROZEN = 0.5
+# Where nothing that mixes as well as that is fast enough, a quarter of the pairs still is far from frozen.
+_HALF_FROZEN = 0.25
+# Samples that meet others are worth a fifth of the speed of frozen batches, not more.
+_LEAST_SPEED = 0.8
 # Faster or slower by less than this is less than two runs of one plan differ by.
 _AS_FAST = 0.01
 # Mixes of windows that differ by less than this differ by as much from seed to seed.
@@ -98,7 +102,8 @@ def choose_plan(table: pl.DataFrame) -> str:
     those of the plan in use. To a plan that is faster by a quarter or more, twice as many pairs and any windows are
     allowed. Of plans as fast as the fastest, within 1 %, the one whose windows are nearest to the data is taken. It is
     worth the change if it is faster by 1 % or more, or as fast with windows nearer by 0.01 or more, or if the plan in
-    use is frozen.
+    use is frozen. Frozen batches are given up for at least 0.8 of their speed; where nothing that mixes well has that,
+    for a quarter of the pairs; and where nothing has that either, they are kept.
 
     Args:
         table: One row a plan, "yours" and "random" among them: strategy, share_pairs_together_again,
@@ -117,12 +122,9 @@ def choose_plan(table: pl.DataFrame) -> str:
     yours = rows[YOURS]
     is_frozen = _pairs(yours) > max(_FROZEN, 2 * _pairs(rows[RANDOM]))
     most_pairs = max(_FEW_PAIRS, 2 * _pairs(rows[RANDOM]), 0.0 if is_frozen else _pairs(yours))
-    fit = []
-    for row in rows.values():
-        is_much_faster = row[_SPEED] >= yours[_SPEED] * _MUCH_FASTER
-        has_few_pairs = _pairs(row) <= most_pairs * (2 if is_much_faster else 1)
-        if has_few_pairs and (is_much_faster or _variation(row) <= _variation(yours) + _AS_MIXED):
-            fit.append(row)
+    fit = _fitting(rows, yours, most_pairs, is_frozen)
+    if not fit and is_frozen:
+        fit = _fitting(rows, yours, _HALF_FROZEN, is_frozen)
     if not fit:
         return YOURS
     fastest = max(row[_SPEED] for row in fit)
@@ -130,6 +132,21 @@ def choose_plan(table: pl.DataFrame) -> str:
     is_faster = best[_SPEED] >= yours[_SPEED] * (1 + _AS_FAST)
     is_nearer = best[_SPEED] >= yours[_SPEED] * (1 - _AS_FAST) and _variation(best) <= _variation(yours) - _AS_MIXED
     return best["strategy"] if is_frozen or is_faster or is_nearer else YOURS
+
+
+def _fitting(
+    rows: dict[str, dict[str, object]], yours: dict[str, object], most_pairs: float, is_frozen: bool
+) -> list[dict[str, object]]:
+    """Rows that mix well enough, and cost no more than mixing is worth."""
+    fit = []
+    for row in rows.values():
+        is_much_faster = row[_SPEED] >= yours[_SPEED] * _MUCH_FASTER
+        has_few_pairs = _pairs(row) <= most_pairs * (2 if is_much_faster else 1)
+        has_near_windows = is_much_faster or _variation(row) <= _variation(yours) + _AS_MIXED
+        is_fast_enough = not is_frozen or row[_SPEED] >= yours[_SPEED] * _LEAST_SPEED
+        if has_few_pairs and has_near_windows and is_fast_enough:
+            fit.append(row)
+    return fit
 
 
 def _candidates(config: BatchingConfig, bounds: tuple[int, ...], *, padded: bool) -> dict[str, BatchingConfig]:
@@ -154,6 +171,11 @@ def _speed_sentence(
             f"{ours['padding_efficiency']:.3f}, and nothing tried is worth the change; the fastest other plan, "
             f"{fastest['strategy']}, is modelled {fastest[_SPEED] / yours[_SPEED]:.3f} times as fast, with "
             f"{_percent(fastest[_PAIRS])} of pairs together again."
+        )
+    if ours["padding_efficiency"] == yours["padding_efficiency"]:
+        return (
+            f"Take {_described(config)}: the same batches as yours, {_batches(ours)} an epoch at padding efficiency "
+            f"{ours['padding_efficiency']:.3f}, in another order."
         )
     return (
         f"Take {_described(config)}: {_batches(ours)} an epoch instead of {yours['num_batches']:,.0f}, "

@@ -105,6 +105,10 @@ class EpochBatchSampler:
         self._ahead: tuple[int, Future[BatchPlan]] | None = None
         self.plan = self._make(0)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out the plan that is being built ahead: a thread cannot be copied, and the plan can be made again."""
+        return {**self.__dict__, "_ahead": None}
+
     def set_epoch(self, epoch: int) -> None:
         """Take the plan of another epoch (>= 0) from the next iteration on; the one built ahead, if it is that one."""
         ahead, self._ahead = self._ahead, None
@@ -115,6 +119,7 @@ class EpochBatchSampler:
 
     def plan_ahead(self, epoch: int) -> None:
         """Begin to build the plan of a coming epoch (>= 0) in the background; `set_epoch` waits for it."""
+        epoch = whole_number("epoch", epoch, least=0)
         pool = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
         self._ahead = (epoch, pool.submit(self._make, epoch))
         pool.shutdown(wait=False)

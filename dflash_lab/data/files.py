@@ -173,7 +173,7 @@ def _of_split(path: Path, files: list[Path], split: str | None) -> list[Path]:
     if split not in by_split:
         shown = ", ".join(f"{name!r} ({len(of)} files)" for name, of in by_split.items())
         raise ValueError(
-            f"{path} has files of the splits {shown} and split is {split!r}; legal: one of their names, or the path of "
-            f"one file"
+            f"{path} has files of the splits {shown} and split is {split!r}; legal: one of their names (in a notebook "
+            f"{path}/{next(iter(by_split))} as data_path), or the path of one file"
         )
     return by_split[split]

@@ -14,7 +14,7 @@ from dflash_lab.data.chat_rows import TURN_LISTS
 from dflash_lab.data.chat_store import REPORT_NAME, STORE_NAME, num_left_out, tokenized_folder
 from dflash_lab.data.corpus import builtin_corpus
 from dflash_lab.data.dataset import PreloadedDataset
-from dflash_lab.data.files import file_format, find_files
+from dflash_lab.data.files import SPLITS, file_format, find_files
 from dflash_lab.data.folders import key_of
 from dflash_lab.data.lines import iter_json_lines
 from dflash_lab.data.options import optional_whole_number
@@ -75,8 +75,9 @@ def open_lengths(
     """Open what a notebook's parameters name.
 
     Args:
-        data_path: A file or folder of tokenised samples; a chat JSONL file, which is tokenised once into a store that
-            is kept beside it or in the cache; or empty for the built-in corpus.
+        data_path: A file or folder of tokenised samples, FOLDER/train for one split of several; a chat JSONL file,
+            which is tokenised once into a store that is kept beside it or in the cache; or empty for the built-in
+            corpus.
         lengths: "source_run" takes lengths with the source run's profile, and no data; empty takes the data.
         num_samples: Size of the profile, >= 1.
         seed: Permutation of the profile, >= 0.
@@ -115,6 +116,9 @@ def open_lengths(
         name = "built-in corpus"
     else:
         path = user_path(data_path, name="data_path")
+        if not split and path.name in SPLITS and path.parent.is_dir() and not path.exists():
+            # A split of a folder of shards is named as that of a saved data set is: FOLDER/train.
+            path, split = path.parent, path.name
         name = path.name or str(path)
         if is_chat_file(path):
             _check_no_split(split, f"the chat file {path}")

@@ -40,6 +40,9 @@ def table_of(**plans: tuple[float, float, float | None]) -> pl.DataFrame:
         ({"yours": (1.0, 0.001, 0.4), "random": (0.5, 0.0, 0.1), "new": (1.1, 1.0, 0.3)}, "yours"),
         # What is in use is frozen: its speed does not save it.
         ({"yours": (1.0, 1.0, 0.4), "random": (0.5, 0.0, 0.1), "new": (0.98, 0.004, 0.3)}, "new"),
+        # Frozen, and the only plan that mixes well is far slower: a mix that is not frozen will do, or else yours.
+        ({"yours": (1.0, 0.9, 0.4), "random": (0.5, 0.01, 0.1), "new": (0.85, 0.07, 0.3)}, "new"),
+        ({"yours": (1.0, 0.9, 0.4), "random": (0.5, 0.01, 0.1), "new": (0.85, 0.3, 0.3)}, "yours"),
         # Faster, with windows further from the data: only for much more speed.
         ({"yours": (1.0, 0.0, 0.1), "random": (1.0, 0.0, 0.1), "new": (1.2, 0.004, 0.3)}, "yours"),
         ({"yours": (1.0, 0.0, 0.1), "random": (1.0, 0.0, 0.1), "new": (2.4, 0.004, 0.3)}, "new"),
@@ -106,3 +109,16 @@ def test_one_epoch_has_no_company_to_compare() -> None:
     with pytest.raises(ValueError) as error:
         analysis.recommend([7], BUCKETED, epochs=1)
     assert str(error.value) == "epochs is 1; legal: a whole number >= 2, since company is compared between epochs"
+
+
+@pytest.mark.parametrize(("strategy", "order"), [("capacity", "window_strata"), ("sorted", "random")])
+@pytest.mark.parametrize("num_samples", [300, 2_000])
+def test_asking_again_gives_the_same_and_never_half_the_speed(strategy: str, order: str, num_samples: int) -> None:
+    lengths = data.source_run_lengths(num_samples)
+    config = dataclasses.replace(BUCKETED, strategy=strategy, order=order)
+    first = analysis.recommend(lengths, config)
+    chosen = first.table.row(by_predicate=pl.col("strategy") == "yours", named=True)
+    again = analysis.recommend(lengths, first.config)
+    assert again.is_yours and again.config == first.config
+    yours = again.table.row(by_predicate=pl.col("strategy") == "yours", named=True)
+    assert yours["padding_efficiency"] >= 0.8 * chosen["padding_efficiency"]

@@ -492,9 +492,14 @@ def test_the_next_epoch_can_be_planned_ahead():
         sampler.set_epoch(epoch)
         plain.set_epoch(epoch)
         assert sampler.plan == plain.plan and sampler.plan.epoch == epoch
-    sampler.plan_ahead(-1)
-    with pytest.raises(ValueError, match="epoch is -1; legal: a whole number >= 0"):
-        sampler.set_epoch(-1)
+    for begin in (sampler.plan_ahead, sampler.set_epoch):
+        with pytest.raises(ValueError, match="epoch is -1; legal: a whole number >= 0"):
+            begin(-1)
+    sampler.plan_ahead(4)
+    copied = pickle.loads(pickle.dumps(sampler))
+    copied.set_epoch(4)
+    sampler.set_epoch(4)
+    assert copied.plan == sampler.plan
 
 
 @given(lengths_of_any_kind, st.integers(1, 12))

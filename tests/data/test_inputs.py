@@ -235,3 +235,14 @@ def test_a_home_folder_is_expanded_around_chats(tmp_path, monkeypatch):
     assert data.open_lengths("~/chats.jsonl").name == "chats.jsonl" and is_chat_file("~/chats.jsonl")
     samples = data.open_lengths("~/chats.jsonl")
     assert data.save_prepared(samples, "~/prepared") == tmp_path / "prepared" / "data" / "chats.arrow"
+
+
+def test_a_split_of_a_folder_of_shards_is_named_by_the_path(tmp_path):
+    for name, rows in (("train-0", ROWS), ("train-1", ROWS[:1]), ("test-0", ROWS[1:])):
+        write_lines(tmp_path / f"{name}.jsonl", rows)
+    with pytest.raises(ValueError, match=rf"splits 'test' .*'train' .*in a notebook {tmp_path}/test as data_path"):
+        data.open_lengths(str(tmp_path))
+    assert len(data.open_lengths(str(tmp_path / "train")).dataset) == 3
+    assert len(data.open_lengths(str(tmp_path), split="test").dataset) == 1
+    with pytest.raises(FileNotFoundError, match="dev does not exist"):
+        data.open_lengths(str(tmp_path / "nowhere" / "dev"))
