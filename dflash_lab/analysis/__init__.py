@@ -33,6 +33,7 @@ from dflash_lab.analysis.windows import (
     WindowMix,
     compare_windows,
     plan_window_mix,
+    pure_window_floor,
     shuffle_window_mix,
     window_table,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "pairs_together_again",
     "plan_table",
     "plan_window_mix",
+    "pure_window_floor",
     "ratio_of_sums",
     "recommend",
     "reproduce_source_run",

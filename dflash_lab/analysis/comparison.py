@@ -77,7 +77,8 @@ def compare_strategies(
           mean of the lengths in a batch, mean over batches).
         - Accumulation windows, mean over full ones (null where there is none): window_tv (total variation between the
           window's token mix over the buckets and the data's), window_mean_length_cv (standard deviation / mean of the
-          windows' tokens / samples); window_tv_of_shuffle and window_mean_length_cv_of_shuffle, the same for a full
+          windows' tokens / samples); window_tv_floor (the least that one window of length-pure batches can have,
+          `pure_window_floor`); window_tv_of_shuffle and window_mean_length_cv_of_shuffle, the same for a full
           random shuffle of the samples cut into as many windows (`shuffle_window_mix`): a reference, not a bound.
         - Draft blocks of a batch, mean and standard deviation / mean over batches, under each budget of anchors:
           draft_blocks_per_batch_by_sample, _by_loss_token, _by_batch, draft_blocks_cv_by_sample, _by_loss_token,

@@ -10,7 +10,7 @@ from dflash_lab.analysis.anchors import AnchorBudgets, draft_blocks
 from dflash_lab.analysis.buckets import run_summary
 from dflash_lab.analysis.costs import CostModel
 from dflash_lab.analysis.plans import PairCount, batch_buckets, pairs_together_again
-from dflash_lab.analysis.windows import WindowMix, plan_window_mix, shuffle_window_mix
+from dflash_lab.analysis.windows import WindowMix, plan_window_mix, pure_window_floor, shuffle_window_mix
 from dflash_lab.batching import BatchPlan, least_possible_batches
 
 
@@ -77,6 +77,7 @@ class StrategyMeasures:
     lag_square: float = 0.0
     windows: _Windows = field(default_factory=_Windows)
     shuffled: _Windows = field(default_factory=_Windows)
+    floors: list[float] = field(default_factory=list)
     blocks: dict[str, list[np.ndarray]] = field(default_factory=dict)
     last: BatchPlan | None = None
 
@@ -105,7 +106,9 @@ class StrategyMeasures:
             self.pairs += pairs.num_pairs
             self.pairs_again += pairs.num_together_again
         self._add_lengths(plan)
-        self.windows.add(plan_window_mix(plan, bounds))
+        mix = plan_window_mix(plan, bounds)
+        self.windows.add(mix)
+        self.floors.append(pure_window_floor(mix.data_mix, plan.config.window))
         self.shuffled.add(shuffle_window_mix(plan, bounds))
         for budget, counts in draft_blocks(plan, self.measuring.anchors, self.measuring.loss_tokens).items():
             self.blocks.setdefault(budget, []).append(counts)
@@ -142,6 +145,7 @@ class StrategyMeasures:
             "length_cv_in_batch": self.length_cv / self.batches,
             "lag1_mean_length": self.lag_product / self.lag_square if self.lag_square > 0 else None,
             **self.windows.row(""),
+            "window_tv_floor": float(np.mean(self.floors)),
             **self.shuffled.row("_of_shuffle"),
             **{f"draft_blocks_per_batch_by_{budget}": float(counts.mean()) for budget, counts in blocks.items()},
             **{f"draft_blocks_cv_by_{budget}": coefficient_of_variation(counts) for budget, counts in blocks.items()},

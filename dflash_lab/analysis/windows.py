@@ -39,6 +39,27 @@ class WindowMix:
         return self.tokens.sum(axis=1) / self.num_samples
 
 
+def pure_window_floor(data_mix: np.ndarray, window: int) -> float:
+    """Give the least total variation that a window of length-pure batches of equal tokens can have from the data.
+
+    Each batch falls into one bucket, so a window's shares are whole multiples of 1 / window; those nearest to the data
+    come from rounding by the largest remainder. A window of mixed batches can be nearer, and the windows of a whole
+    epoch cannot all be as near, since together they hold the data.
+
+    Args:
+        data_mix: float64 (num_buckets,), share of each bucket in all tokens; sums to 1.
+        window: Batches a window, >= 1.
+
+    Returns:
+        Total variation, in [0, 1].
+    """
+    shares = data_mix * window
+    whole = np.floor(shares)
+    left = window - int(whole.sum())
+    whole[np.argsort(whole - shares, kind="stable")[:left]] += 1
+    return float(np.abs(whole / window - data_mix).sum() / 2)
+
+
 def plan_window_mix(plan: BatchPlan, bucket_bounds: tuple[int, ...] = SOURCE_RUN_BUCKET_BOUNDS) -> WindowMix:
     """Sum up the accumulation windows of a plan.
 

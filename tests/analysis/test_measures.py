@@ -1,6 +1,7 @@
 """Every column of a comparison against loops over the batches, on small plans."""
 
 import dataclasses
+import itertools
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_lab import analysis, batching
+from dflash_lab import analysis, batching, data
 
 LENGTHS = np.random.default_rng(5).integers(1, 120, 300)
 BOUNDS = (0, 30, 60, 90, 120)
@@ -210,3 +211,21 @@ def test_loss_tokens_and_bounds_are_checked() -> None:
         analysis.compare_strategies([7], {"a": BASE}, loss_tokens=[9])
     with pytest.raises(ValueError, match="bucket_bounds is"):
         analysis.compare_strategies([7], {"a": BASE}, bucket_bounds=(5, 9))
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(any),
+    st.integers(1, 5),
+)
+def test_the_floor_of_a_pure_window_is_what_trying_all_finds(tokens: list[int], window: int) -> None:
+    mix = np.asarray(tokens) / sum(tokens)
+    tried = [
+        np.abs(np.bincount(buckets, minlength=len(mix)) / window - mix).sum() / 2
+        for buckets in itertools.combinations_with_replacement(range(len(mix)), window)
+    ]
+    assert analysis.pure_window_floor(mix, window) == pytest.approx(min(tried))
+
+
+def test_the_floor_on_the_source_runs_lengths() -> None:
+    plan = batching.plan_epoch(data.source_run_lengths(20_000), batching.source_run_config("sorted"), epoch=0)
+    assert analysis.pure_window_floor(analysis.plan_window_mix(plan).data_mix, 4) == pytest.approx(0.25, abs=0.005)
