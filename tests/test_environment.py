@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,14 @@ def test_pins_are_normal_names_and_public_versions():
     assert [name for name in pins() if name != canonicalize_name(name)] == []
     assert {name: str(version) for name, version in pins().items() if version.local} == {}
     assert list(pins()) == sorted(pins())
+
+
+def test_pins_run_on_the_python_of_debian_12():
+    """Its patch release is 3.11.2, and a pin that asks for a later one cannot be installed there."""
+    distributions = {canonicalize_name(found.metadata["Name"]): found for found in metadata.distributions()}
+    asked = {name: distributions[name].metadata["Requires-Python"] for name in pins() if name in distributions}
+    assert len(asked) > 100
+    assert [name for name, python in asked.items() if python and "3.11.2" not in SpecifierSet(python)] == []
 
 
 def test_dependencies_beyond_the_core_say_why():
