@@ -2,12 +2,13 @@
 
 `run_notebook` runs one notebook and says truthfully how it ended; `build_report` runs them all and writes
 `outputs/report/index.html`, which loads nothing from anywhere. Inside a notebook, `progress`, `record` and `answer`
-write what the report reads, `show_table` and `show_spans` write for people, and `is_live` tells a person at JupyterLab
-from a batch run. `check_notebook` lists what breaks the house rules. `python -m dflash_lab.notebooks` is the same from
-the command line.
+write what the report reads, `show_table`, `show_spans` and `show_decoded` write for people, and `is_live` tells a
+person at JupyterLab from a batch run. `check_notebook` lists what breaks the house rules. `python -m
+dflash_lab.notebooks` is the same from the command line.
 """
 
 from dflash_lab.notebooks.checks import check_notebook
+from dflash_lab.notebooks.decoded import show_decoded
 from dflash_lab.notebooks.display import answer, is_live, progress, record
 from dflash_lab.notebooks.parameters import Parameter, check_parameters, read_parameters
 from dflash_lab.notebooks.report import ReportResult, build_report
@@ -31,6 +32,7 @@ __all__ = [
     "readable",
     "record",
     "run_notebook",
+    "show_decoded",
     "show_spans",
     "show_table",
 ]
