@@ -16,6 +16,13 @@ from dflash_lab.analysis.buckets import (
 )
 from dflash_lab.analysis.comparison import bucket_count_curve, compare_bounds, compare_strategies
 from dflash_lab.analysis.costs import PADDED_TOKENS, QUADRATIC_ATTENTION, CostModel
+from dflash_lab.analysis.feed import (
+    queue_depth_table,
+    queue_summary,
+    stage_table,
+    starvation_table,
+    workers_needed_table,
+)
 from dflash_lab.analysis.front import efficiency_diversity_front
 from dflash_lab.analysis.lengths import (
     length_ecdf,
@@ -26,6 +33,7 @@ from dflash_lab.analysis.lengths import (
 )
 from dflash_lab.analysis.plans import PairCount, bucket_shares, pairs_together_again, plan_table
 from dflash_lab.analysis.recommendation import Recommendation, choose_plan, recommend
+from dflash_lab.analysis.run_log import eta_seconds, read_run, read_runs
 from dflash_lab.analysis.runs import LossSpread, loss_by_bucket, loss_spread, ratio_of_sums
 from dflash_lab.analysis.shards import shard_table
 from dflash_lab.analysis.source_run import reproduce_source_run, source_run_story, source_run_table
@@ -60,6 +68,7 @@ __all__ = [
     "compare_windows",
     "draft_blocks",
     "efficiency_diversity_front",
+    "eta_seconds",
     "length_ecdf",
     "length_histogram",
     "length_summary",
@@ -71,7 +80,11 @@ __all__ = [
     "plan_table",
     "plan_window_mix",
     "pure_window_floor",
+    "queue_depth_table",
+    "queue_summary",
     "ratio_of_sums",
+    "read_run",
+    "read_runs",
     "recommend",
     "reproduce_source_run",
     "run_length_counts",
@@ -80,5 +93,8 @@ __all__ = [
     "shuffle_window_mix",
     "source_run_story",
     "source_run_table",
+    "stage_table",
+    "starvation_table",
     "window_table",
+    "workers_needed_table",
 ]

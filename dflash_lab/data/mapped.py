@@ -31,6 +31,26 @@ class _Column:
         part = self.values[self.starts[index] : self.stops[index]]
         return part if isinstance(part, np.ndarray) else part.to_numpy(zero_copy_only=False)
 
+    def flags(self, begin: int, end: int) -> np.ndarray:
+        """Give values that are all 0 or 1 as bool: a view where each is a byte, else a copy."""
+        part = self.values[begin:end]
+        if not isinstance(part, np.ndarray):
+            return part.to_numpy(zero_copy_only=False)
+        return part.view(bool) if part.itemsize == 1 else part.astype(bool)
+
+
+@dataclass(frozen=True)
+class TokenViews:
+    """Tokens of several samples, for whoever copies them on; not to be written or kept.
+
+    Args:
+        input_ids: Whole numbers (L_i,) of each sample, in the store's own type; views of the map.
+        loss_masks: bool (L_i,) of each sample; views of the map where the store has a byte a token, else copies.
+    """
+
+    input_ids: list[np.ndarray]
+    loss_masks: list[np.ndarray]
+
 
 class MappedTokens:
     """Rows of one or more Arrow IPC files, by number, without reading or copying anything else.
@@ -61,6 +81,7 @@ class MappedTokens:
         self._batches = [batch for path in paths for batch in record_batches(path, mapped=True)]
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
         self._columns: dict[int, tuple[_Column, _Column]] = {}
+        self._starts: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -73,12 +94,35 @@ class MappedTokens:
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Give one row's ids and mask as read-only views of the map, in the file's own types."""
         at = int(np.searchsorted(self._ends, number, side="right"))
+        inside = number - (int(self._ends[at - 1]) if at else 0)
+        ids, mask = self._columns_of(at)
+        return ids.row(inside), mask.row(inside)
+
+    def rows(self, numbers: np.ndarray, lengths: np.ndarray) -> TokenViews:
+        """Give the first tokens of many rows; the work for each is two slices.
+
+        Args:
+            numbers: int64 (n,), rows.
+            lengths: Whole numbers (n,), tokens to give of each, at most those that it has.
+        """
+        if self._starts is None:
+            every = [self._columns_of(at) for at in range(len(self._batches))]
+            self._starts = tuple(np.concatenate([pair[side].starts for pair in every]) for side in (0, 1))  # type: ignore[assignment]
+        at = np.searchsorted(self._ends, numbers, side="right").tolist()
+        input_ids, loss_masks = [], []
+        begins = zip(*(starts[numbers].tolist() for starts in self._starts), strict=True)  # type: ignore[union-attr]
+        for batch, (ids_begin, mask_begin), length in zip(at, begins, lengths.tolist(), strict=True):
+            ids, mask = self._columns[batch]
+            input_ids.append(ids.values[ids_begin : ids_begin + length])
+            loss_masks.append(mask.flags(mask_begin, mask_begin + length))
+        return TokenViews(input_ids, loss_masks)
+
+    def _columns_of(self, at: int) -> tuple[_Column, _Column]:
+        """Give ids and mask of one record batch, whose description is read once."""
         if at not in self._columns:
             batch = self._batches[at]
             self._columns[at] = tuple(_column(batch.column(name)) for name in self._names)  # type: ignore[assignment]
-        inside = number - (int(self._ends[at - 1]) if at else 0)
-        ids, mask = self._columns[at]
-        return ids.row(inside), mask.row(inside)
+        return self._columns[at]
 
 
 def _state(path: Path) -> tuple[int, int, int]:

@@ -124,6 +124,51 @@ BOUNDS = pl.DataFrame(
         "excess_over_least": [1.531, 0.209, 0.119, 0.128],
     }
 )
+DEPTHS = pl.DataFrame(
+    {
+        "rehearsal": ["emptiest queue"] * 2 + ["round-robin"] * 4,
+        "time_seconds": [0.0, 0.0, 0.0, 0.0, 900.0, 900.0],
+        "target_id": [0, 1] * 3,
+        "depth_batches": [50, 49, 50, 40, 50, 3],
+        "capacity_batches": [50] * 6,
+    }
+)
+WORKERS = pl.DataFrame(
+    {
+        "batches_per_second": [0.65, 0.65, 6.5, 6.5],
+        "read_tokens_per_second": [1_000.0, 30_000.0] * 2,
+        "num_workers": [26, 1, None, 9],
+    }
+)
+STEPS = pl.DataFrame(
+    {
+        "step": [1, 2, 3],
+        "loss": [4.0, None, 3.0],
+        "accuracy": [0.1, 0.2, 0.3],
+        "streak": [0.5, 0.6, 0.7],
+        "grad_norm": [1.0, 2.0, 1.5],
+        "learning_rate": [1e-4, 2e-4, 3e-4],
+        "noise": [0.0, 0.05, 0.1],
+        "held_out_streak": [0.4, None, 0.6],
+    }
+)
+QUEUES = pl.DataFrame({"step": [1, 2], "q_pre_min": [0, 2], "q_pre_max": [8, 8], "q_hs": [1, 2]})
+POSITIONS = pl.DataFrame({"position": [1, 2], "accuracy": [0.5, 0.25], "survival": [0.5, 0.125]})
+SLICES = pl.DataFrame(
+    {
+        "slice": ["[0, 770)", "770 +"],
+        "tau": [1.8, 1.4],
+        "num_blocks": [1_000, 30],
+        "tau_low": [1.7, 1.2],
+        "tau_high": [1.9, 1.6],
+    }
+)
+TREES = pl.DataFrame(
+    {"node_budget": [15, 64], "tree_tau": [2.0, 2.6], "expected_tree_tau": [2.2, 2.8], "chain_tau": [1.9, 1.9]}
+)
+SPEED_UPS = pl.DataFrame(
+    {"kind": ["chain", "tree"], "node_budget": [15, 64], "speed_up": [1.2, 1.5], "measured_speed_up": [None, 1.4]}
+)
 PLOTS: dict[str, tuple[Callable[[pl.DataFrame], Figure], pl.DataFrame, str]] = {
     "plot_length_distribution": (figures.plot_length_distribution, BINS, "begins at 512 tokens and holds 70 %"),
     "plot_length_ecdf": (figures.plot_length_ecdf, POINTS, "Half of the samples have up to 1,367 tokens"),
@@ -138,6 +183,14 @@ PLOTS: dict[str, tuple[Callable[[pl.DataFrame], Figure], pl.DataFrame, str]] = {
     "plot_bucket_strip": (figures.plot_bucket_strip, STRIP, "bucketed: 0 % to 75 % of 8 batches"),
     "plot_window_mix": (figures.plot_window_mix, WINDOWS, "capacity: total variation 0.300 on average, mean lengths"),
     "plot_story": (figures.plot_story, STORY, "1 sorted: 30.3 Ktok/s (reported 30 to 32), longest run 17 batches"),
+    "plot_queue_depths": (figures.plot_queue_depths, DEPTHS, "round-robin: 3 to 50 of 50 batches at the end"),
+    "plot_workers_needed": (figures.plot_workers_needed, WORKERS, "6.5 batches/s: none at 1 Ktok/s, 9 at 30 Ktok/s"),
+    "plot_run": (figures.plot_run, STEPS, "held-out streak: 0.6 at the end, best 0.6"),
+    "plot_queue_history": (figures.plot_queue_history, QUEUES, "held 1.0 batches on average and was empty at 50 %"),
+    "plot_accuracy_by_position": (figures.plot_accuracy_by_position, POSITIONS, "At position 1: 50.0 %"),
+    "plot_tau_by_slice": (figures.plot_tau_by_slice, SLICES, "[0, 770): 1.80 from 1,000 blocks"),
+    "plot_tree_gain": (figures.plot_tree_gain, TREES, "With 64 nodes 2.60, of which the chain has 1.90"),
+    "plot_speed_up": (figures.plot_speed_up, SPEED_UPS, "Best: tree with 64 nodes, 1.50 times as fast"),
     "plot_run_lengths": (figures.plot_run_lengths, RUNS, "bucketed: longest run 16 batches"),
 }
 every_plot = pytest.mark.parametrize(("plot", "table", "said"), PLOTS.values(), ids=PLOTS.keys())
@@ -505,3 +558,19 @@ def test_a_story_without_runs_is_refused() -> None:
         str(error.value)
         == "plot_story: longest_run_batches is no number for random; legal: a finite number in each row"
     )
+
+
+def test_queues_share_a_time_axis_in_the_unit_that_suits_it() -> None:
+    for scale, label, end in ((0.01, "s", 9.0), (1.0, "min", 15.0), (100.0, "h", 25.0)):
+        fig = figures.plot_queue_depths(DEPTHS.with_columns(pl.col("time_seconds") * scale))
+        assert len(fig.axes) == 2
+        assert fig.axes[-1].get_xlabel() == f"time of the run ({label})"
+        assert [ax.get_xlim() for ax in fig.axes] == [(0, pytest.approx(1.05 * end))] * 2
+        least = next(line for line in fig.axes[1].lines if line.get_linestyle() == "--")
+        assert list(least.get_ydata()) == [40, 3]
+
+
+def test_a_rate_that_no_number_of_workers_keeps_up_with_is_named_and_not_drawn() -> None:
+    fig = figures.plot_workers_needed(WORKERS)
+    assert [list(line.get_ydata()) for line in fig.axes[0].lines] == [[26, 1], [9]]
+    figures.plot_workers_needed(WORKERS.with_columns(num_workers=pl.lit(None, dtype=pl.Int64)))

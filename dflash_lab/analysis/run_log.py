@@ -1,0 +1,129 @@
+"""The log of a training run as a table: each step once, whatever was stopped, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import polars as pl
+
+METRICS_NAME = "metrics.jsonl"
+
+
+def eta_seconds(done: int, total: int, *, done_at_start: int, elapsed_seconds: float) -> float | None:
+    """Say how long the rest takes, at the rate of this session alone.
+
+    Args:
+        done: What is done, earlier sessions included; in [done_at_start, total].
+        total: What there is to do.
+        done_at_start: What earlier sessions had done when this one began.
+        elapsed_seconds: Of this session, >= 0.
+
+    Returns:
+        Seconds; None before this session has done anything. 900 of 1,000 at the start and 10 more in 20 s: 180 s.
+
+    Raises:
+        ValueError: If the numbers do not fit one another.
+    """
+    if not 0 <= done_at_start <= done <= total or not elapsed_seconds >= 0:
+        raise ValueError(
+            f"done is {done} of {total}, {done_at_start} at the start, in {elapsed_seconds} s; legal: "
+            f"0 <= done_at_start <= done <= total, and seconds >= 0"
+        )
+    if done == total:
+        return 0.0
+    here = done - done_at_start
+    return elapsed_seconds * (total - done) / here if here else None
+
+
+def read_run(path: str | Path) -> pl.DataFrame:
+    """Read the metrics of a run.
+
+    Args:
+        path: The run's folder, or a file of JSON lines with a step on each.
+
+    Returns:
+        One row an optimizer step, in order. A step that stands there twice, since the run went back to a checkpoint, is
+        what its last writing says. Names of the log's fields are the columns; loss, accuracy, streak, tau and tree_gain
+        are divided here, where their sums are there, and where trees were scored also tree_tau of the largest budget.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If a line other than a cut-off last one is no JSON object with a step, naming file and line; or if
+            there is no line.
+    """
+    path = Path(path)
+    file = path / METRICS_NAME if path.is_dir() else path
+    rows: dict[int, dict[str, object]] = {}
+    for row in _objects(file):
+        rows[row["step"]] = row  # type: ignore[index]
+    if not rows:
+        raise ValueError(f"{file} holds no step yet")
+    table = pl.DataFrame([rows[step] for step in sorted(rows)], infer_schema_length=None)
+    return table.with_columns(_ratios(table))
+
+
+def read_runs(paths: Iterable[str | Path]) -> pl.DataFrame:
+    """Read several runs into one table.
+
+    Args:
+        paths: Folders or files, as for `read_run`.
+
+    Returns:
+        The rows of all, with a column run: the folder's name; columns that a run lacks are null there.
+
+    Raises:
+        ValueError: As `read_run`; or if two have one name, or there is none.
+    """
+    tables: dict[str, pl.DataFrame] = {}
+    for path in map(Path, paths):
+        name = path.name if path.is_dir() else path.stem
+        if name in tables:
+            raise ValueError(f"two runs are named {name}; legal: folders with different names")
+        tables[name] = read_run(path).with_columns(pl.lit(name).alias("run"))
+    if not tables:
+        raise ValueError("paths is empty; legal: at least one run")
+    return pl.concat(tables.values(), how="diagonal_relaxed")
+
+
+def _objects(file: Path) -> Iterable[dict[str, object]]:
+    lines = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, parse_constant=_refuse)
+        except ValueError as error:
+            if number == len(lines):
+                # Without a line end behind it, it is being written, or its writer was killed.
+                return
+            raise ValueError(f"{file} line {number} is no strict JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or isinstance(row["step"], bool):
+            raise ValueError(f"{file} line {number} has no step; legal: an object with a whole number step")
+        yield row
+
+
+def _refuse(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _ratios(table: pl.DataFrame) -> list[pl.Expr]:
+    columns = set(table.columns)
+    ratios = []
+
+    def add(name: str, needs: set[str], top: pl.Expr, below: pl.Expr) -> None:
+        if needs <= columns and name not in columns:
+            ratios.append(pl.when(below != 0).then(top / below).alias(name))
+
+    add("loss", {"loss_sum", "loss_weight"}, pl.col("loss_sum"), pl.col("loss_weight"))
+    by_position = pl.col("correct_by_position"), pl.col("total_by_position")
+    add("accuracy", {"correct_by_position", "total_by_position"}, *(column.list.sum() for column in by_position))
+    add("streak", {"accepted_sum", "num_blocks"}, pl.col("accepted_sum"), pl.col("num_blocks"))
+    blocks = pl.col("num_blocks")
+    add("tau", {"accepted_sum", "num_blocks"}, pl.col("accepted_sum") + blocks, blocks)
+    tree = pl.col("tree_accepted_sum").list.last()
+    trees = {"tree_accepted_sum", "chain_accepted_sum", "num_tree_blocks"}
+    add("tree_tau", trees, tree + pl.col("num_tree_blocks"), pl.col("num_tree_blocks"))
+    add("tree_gain", trees, tree - pl.col("chain_accepted_sum"), pl.col("num_tree_blocks"))
+    return ratios
