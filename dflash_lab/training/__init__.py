@@ -1,0 +1,64 @@
+"""Training: the loop that takes samples through a target to a drafter, its log, its checkpoints and their replay.
+
+`train_drafter` runs it all from one `RunConfig`. What is trained is a function of settings, seed and data: the same for
+any number of threads and any depth of queues, stopped and resumed or not.
+"""
+
+from dflash_lab.training.audit import Finding, audit_checkpoint
+from dflash_lab.training.checkpoint import FoundCheckpoint, RunState, WeightsNotFinite, find_checkpoint
+from dflash_lab.training.config import RunConfig
+from dflash_lab.training.loop import DrafterTrainLoop, StepOutcome
+from dflash_lab.training.position import Course, Position
+from dflash_lab.training.presets import PRESETS, preset
+from dflash_lab.training.run import train_drafter
+from dflash_lab.training.run_log import RunLog
+from dflash_lab.training.schedules import ScheduleConfig, learning_rate, noise_amplitude
+from dflash_lab.training.session import RunResult, TooManySkippedSteps
+from dflash_lab.training.settings import (
+    AnchorSettings,
+    CheckpointSettings,
+    DrafterSettings,
+    LogSettings,
+    LossSettings,
+    NoiseSettings,
+    OptimizerSettings,
+    PipelineSettings,
+    ValidationSettings,
+)
+from dflash_lab.training.step_metrics import StepMetrics
+from dflash_lab.training.validation import score_drafter, trees_of
+
+__all__ = [
+    "PRESETS",
+    "AnchorSettings",
+    "CheckpointSettings",
+    "Course",
+    "DrafterSettings",
+    "DrafterTrainLoop",
+    "Finding",
+    "FoundCheckpoint",
+    "LogSettings",
+    "LossSettings",
+    "NoiseSettings",
+    "OptimizerSettings",
+    "PipelineSettings",
+    "Position",
+    "RunConfig",
+    "RunLog",
+    "RunResult",
+    "RunState",
+    "ScheduleConfig",
+    "StepMetrics",
+    "StepOutcome",
+    "TooManySkippedSteps",
+    "ValidationSettings",
+    "WeightsNotFinite",
+    "audit_checkpoint",
+    "find_checkpoint",
+    "learning_rate",
+    "noise_amplitude",
+    "preset",
+    "score_drafter",
+    "train_drafter",
+    "trees_of",
+]

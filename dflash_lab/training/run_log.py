@@ -1,0 +1,189 @@
+"""What a run writes while it goes on: strict JSON lines, each step once, whatever happens to the process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from dflash_lab.feed import Batch
+from dflash_lab.training.files import sync_folder, write_json
+from dflash_lab.training.step_metrics import StepMetrics
+
+METRICS, BATCHES, VALIDATION = "metrics.jsonl", "batches.jsonl", "validation.jsonl"
+CONFIG, MANIFEST = "config.json", "manifest.json"
+# What was written after the checkpoint that a run went back to, and lines that a kill has cut off.
+SET_ASIDE = ".set_aside"
+
+
+class RunLog:
+    """The files of one run's folder, open for writing.
+
+    `metrics.jsonl` has one `StepMetrics` a line, `batches.jsonl` the samples that made each step, and
+    `validation.jsonl` the scores of held-out samples. A line is written whole and flushed at once, so that others read
+    along. Opened for a step, it takes what lies behind that step, and a half last line, out of the files and sets it
+    aside beside them.
+
+    Args:
+        run_dir: The run's folder; made where it is not there.
+        after_step: Steps that stand; 0 for a new run.
+    """
+
+    def __init__(self, run_dir: Path, *, after_step: int = 0) -> None:
+        self.run_dir = run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+        for name in (METRICS, BATCHES, VALIDATION):
+            _cut(run_dir / name, after_step)
+        self._files = {name: open(run_dir / name, "a", encoding="utf-8") for name in (METRICS, BATCHES, VALIDATION)}
+
+    def add_step(self, metrics: StepMetrics, batches: Sequence[Batch]) -> None:
+        """Write a step and its batches.
+
+        Args:
+            metrics: The step.
+            batches: Its batches, in the order in which they were trained.
+        """
+        # The ledger first: a step that is in the metrics can always be rebuilt.
+        self._write(BATCHES, ledger_line(metrics.step, metrics.epoch, batches))
+        self._write(METRICS, dataclasses.asdict(metrics))
+
+    def add_validation(self, scores: Mapping[str, object]) -> None:
+        """Write scores of held-out samples: plain data with a step."""
+        self._write(VALIDATION, dict(scores))
+
+    def sync(self) -> None:
+        """Wait until all is on the disk."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Close the files; may be called again."""
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> RunLog:
+        """Start a `with`."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _write(self, name: str, row: Mapping[str, object]) -> None:
+        file = self._files[name]
+        file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
+        file.flush()
+
+
+def ledger_line(step: int, epoch: int, batches: Sequence[Batch]) -> dict[str, object]:
+    """Give what is needed to build a step's batches again, as plain data.
+
+    Args:
+        step: The step.
+        epoch: Its epoch.
+        batches: Its batches.
+    """
+    return {
+        "step": step,
+        "epoch": epoch,
+        "batches": [
+            {
+                "batch_id": batch.batch_id,
+                "bucket_id": batch.bucket_id,
+                "layout": batch.layout,
+                "width": batch.input_ids.shape[1],
+                "sample_ids": batch.sample_ids.tolist(),
+                "lengths": batch.lengths.tolist(),
+            }
+            for batch in batches
+        ],
+    }
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """Read JSON lines, without a half last one; an empty list where there is no file."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return [json.loads(line) for line in whole.split(b"\n") if line]
+
+
+def write_manifest(
+    run_dir: Path,
+    *,
+    device: str,
+    target: Mapping[str, object],
+    data: Mapping[str, object],
+    plans: Sequence[str],
+    total_steps: int,
+    batches_per_epoch: Sequence[int],
+) -> None:
+    """Write what a run was made of beside its settings.
+
+    Args:
+        run_dir: Its folder.
+        device: Of the drafter.
+        target: Name, fingerprint, device and dtype of the target.
+        data: Fingerprints and sizes of the data sets.
+        plans: Fingerprint of each epoch's plan.
+        total_steps: Optimizer steps of the whole run.
+        batches_per_epoch: Batches of each epoch's plan.
+    """
+    packages = ("dflash-lab", "torch", "numpy", "transformers", "safetensors")
+    write_json(
+        run_dir / MANIFEST,
+        {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "versions": {name: metadata.version(name) for name in packages},
+            "device": device,
+            "device_name": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine(),
+            "threads": torch.get_num_threads(),
+            "target": dict(target),
+            "data": dict(data),
+            "plans": list(plans),
+            "total_steps": total_steps,
+            "batches_per_epoch": list(batches_per_epoch),
+        },
+    )
+
+
+def finite(value: float) -> float | None:
+    """Give a number that strict JSON can hold: None for NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _cut(path: Path, after_step: int) -> None:
+    """Take lines of later steps, and a half last line, out of a file, and keep them beside it."""
+    if not path.exists():
+        return
+    kept, aside = [], []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            stands = line.endswith(b"\n") and json.loads(line)["step"] <= after_step
+        except (ValueError, KeyError, TypeError):
+            stands = False
+        (kept if stands else aside).append(line)
+    if not aside:
+        return
+    with open(f"{path}{SET_ASIDE}", "ab") as file:
+        file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in aside)
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "wb") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync_folder(path.parent)
