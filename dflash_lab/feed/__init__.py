@@ -10,6 +10,7 @@ from dflash_lab.feed.rehearsal import measure_rate, rehearse
 from dflash_lab.feed.schedule import ReadFailure
 from dflash_lab.feed.simulation import WorkersNeeded, simulate, smallest_worker_count, workers_needed
 from dflash_lab.feed.stopwatch import Stopwatch
+from dflash_lab.feed.telemetry import StageTimes
 
 __all__ = [
     "Batch",
@@ -20,6 +21,7 @@ __all__ = [
     "ReadFailure",
     "Rehearsal",
     "RunAhead",
+    "StageTimes",
     "Stopwatch",
     "WorkersNeeded",
     "collate",

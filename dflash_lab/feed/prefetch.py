@@ -23,9 +23,9 @@ class BatchPrefetcher:
     """Keeps a queue of batches full for each target.
 
     Batch i of the plan is for target i % num_targets, and each target gets its batches in the plan's order. What a
-    batch holds does not depend on workers, targets or depth. Workers always build for the target with the fewest batches, so
-    that the queues stay level however unevenly they are drained. Tokens are copied once, from the data set into the
-    batch.
+    batch holds does not depend on workers, targets or depth. Workers always build for the target with the fewest
+    batches, so that the queues stay level however unevenly they are drained. Tokens are copied once, from the data set
+    into the batch.
 
     Iterating it gives the batches of the one target there is; with several, each consumer iterates `iter_target`. That
     begins a pass, and starts the workers. With one target, iterating anew ends the pass that was begun before and
