@@ -1,8 +1,8 @@
 """Target: a batch in, target features out: the frozen language model that a drafter learns from.
 
-Any causal LM of transformers becomes a target by `TransformersTarget(model)`; `TinyTarget.load_or_train()` is one that
-needs no download. `TargetForwardLoops` runs targets over prefetched batches in threads of their own. A drafter learns
-from what its target writes: `tiny_corpus` and `answer_corpus` let it write.
+Any causal LM of transformers becomes a target by `TransformersTarget(model)`. `TinyTarget.load_or_train()` is one that
+needs no download, `smollm2_target()` a real chat model. `TargetForwardLoops` runs targets over prefetched batches, each
+in a thread of its own. A drafter learns from what its target writes: `tiny_corpus` and `answer_corpus` let it write.
 """
 
 from dflash_lab.target.answer_store import AnswerCorpus, AnswerFigures, AnswerSettings, answer_corpus, tiny_corpus
@@ -11,6 +11,7 @@ from dflash_lab.target.architecture import default_target_layer_ids
 from dflash_lab.target.hf import TransformersTarget
 from dflash_lab.target.loop import BatchSource, TargetForwardLoop, TargetForwardLoops
 from dflash_lab.target.protocol import TargetCache, TargetFeatures, TargetModel, TargetStep
+from dflash_lab.target.smollm2 import smollm2_target, smollm2_tokenizer
 from dflash_lab.target.tiny import TinyTarget
 from dflash_lab.target.tiny_training import TinyReport
 
@@ -31,6 +32,8 @@ __all__ = [
     "WrittenAnswers",
     "answer_corpus",
     "default_target_layer_ids",
+    "smollm2_target",
+    "smollm2_tokenizer",
     "tiny_corpus",
     "write_answers",
 ]
