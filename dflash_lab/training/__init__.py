@@ -7,10 +7,12 @@ any number of threads and any depth of queues, stopped and resumed or not.
 from dflash_lab.training.audit import Finding, audit_checkpoint
 from dflash_lab.training.checkpoint import FoundCheckpoint, RunState, WeightsNotFinite, find_checkpoint
 from dflash_lab.training.config import RunConfig
+from dflash_lab.training.heaviest import HeaviestBatch
 from dflash_lab.training.loop import DrafterTrainLoop, StepOutcome
 from dflash_lab.training.position import Course, Position
-from dflash_lab.training.presets import PRESETS, preset
-from dflash_lab.training.run import train_drafter
+from dflash_lab.training.presets import PRESETS
+from dflash_lab.training.replay import StepReplay, replay_step
+from dflash_lab.training.run import train_drafter, try_heaviest_batches
 from dflash_lab.training.run_log import RunLog
 from dflash_lab.training.schedules import ScheduleConfig, learning_rate, noise_amplitude
 from dflash_lab.training.session import RunResult, TooManySkippedSteps
@@ -37,6 +39,7 @@ __all__ = [
     "DrafterTrainLoop",
     "Finding",
     "FoundCheckpoint",
+    "HeaviestBatch",
     "LogSettings",
     "LossSettings",
     "NoiseSettings",
@@ -50,6 +53,7 @@ __all__ = [
     "ScheduleConfig",
     "StepMetrics",
     "StepOutcome",
+    "StepReplay",
     "TooManySkippedSteps",
     "ValidationSettings",
     "WeightsNotFinite",
@@ -57,8 +61,9 @@ __all__ = [
     "find_checkpoint",
     "learning_rate",
     "noise_amplitude",
-    "preset",
+    "replay_step",
     "score_drafter",
     "train_drafter",
     "trees_of",
+    "try_heaviest_batches",
 ]

@@ -96,6 +96,19 @@ def drafter_config(settings: DrafterSettings, target: TargetModel) -> DrafterCon
     )
 
 
+def check_ids(dataset: PreloadedDataset, target: TargetModel) -> None:
+    """Refuse samples whose ids the target does not know.
+
+    Raises:
+        ValueError: Naming the largest id.
+    """
+    if dataset.max_id >= target.vocab_size:
+        raise ValueError(
+            f"the samples of {dataset.report.name} have the id {dataset.max_id}, and the target {target.name} knows "
+            f"ids in [0, {target.vocab_size}): they were made with another tokenizer"
+        )
+
+
 def make_optimizer(drafter: Drafter, config: RunConfig) -> torch.optim.AdamW:
     """Give AdamW over the drafter's weights; matrices decay, norms never do."""
     matrices = [parameter for parameter in drafter.parameters() if parameter.ndim > 1]

@@ -105,17 +105,17 @@ def _moment_findings(weights: dict[str, torch.Tensor], moments: dict[str, torch.
 def _state_findings(file: Path) -> list[Finding]:
     try:
         held = json.loads(file.read_text())
-        state, plans = held["state"], held["identity"].get("plans", [])
+        state, identity = held["state"], dict(held["identity"])
         step, epoch = state["step"], state["epoch"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return [Finding(severity="error", where=file.name, what=f"cannot be read ({error!r})")]
     found = []
-    if not 0 <= epoch <= max(len(plans), epoch if not plans else 0):
-        what = f"epoch is {epoch} of {len(plans)} planned"
+    sizes = identity.get("batches_per_epoch") or []
+    window = identity.get("config", {}).get("batching", {}).get("window")
+    if sizes and not 0 <= epoch <= len(sizes):
+        what = f"epoch is {epoch}, and the run has {len(sizes)}"
         found.append(Finding(severity="error", where=file.name, what=what))
-    sizes = held["identity"].get("batches_per_epoch") or []
-    window = held["identity"].get("config", {}).get("batching", {}).get("window")
-    if sizes and window:
+    elif sizes and window:
         trained = sum(sizes[:epoch]) + state["batch"]
         steps = sum(-(-size // window) for size in sizes[:epoch]) + -(-state["batch"] // window)
         if steps != step:

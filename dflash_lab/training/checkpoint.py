@@ -18,6 +18,7 @@ from dflash_lab.training.files import sync_file, sync_folder, write_json
 
 CHECKPOINTS = "checkpoints"
 WEIGHTS, OPTIMIZER, STATE = "drafter.safetensors", "optimizer.safetensors", "state.json"
+SET_ASIDE = "set_aside"
 _NAME = re.compile(r"step-(\d{8,})")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -198,6 +199,21 @@ def prune_checkpoints(run_dir: Path, *, keep: int, best_step: int | None) -> Non
             shutil.rmtree(gone, ignore_errors=True)
             os.replace(folder, gone)
             shutil.rmtree(gone, ignore_errors=True)
+
+
+def set_newer_aside(run_dir: Path, *, step: int) -> None:
+    """Take checkpoints behind a step out of the way of a run that goes on from it; they stay in `set_aside/`.
+
+    Args:
+        run_dir: The run's folder.
+        step: The step to go on from.
+    """
+    for newer, folder in _folders(run_dir):
+        if newer > step:
+            aside = run_dir / CHECKPOINTS / SET_ASIDE / folder.name
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.parent.mkdir(exist_ok=True)
+            os.replace(folder, aside)
 
 
 def _folders(run_dir: Path) -> list[tuple[int, Path]]:

@@ -71,6 +71,25 @@ class RunConfig:
             whole_number("max_steps", self.max_steps, least=1)
         whole_number("seed", self.seed, least=0)
 
+    @classmethod
+    def preset(cls, name: str, changes: Mapping[str, object] | None = None) -> RunConfig:
+        """Give settings by name.
+
+        Args:
+            name: "paper" (A.1 of the DFlash paper), "source_run_buggy" (with the faults that its run had: gamma 4,
+                betas 0.9/0.999 by assumption, a noise ramp that is never applied) or "tiny" (minutes on a CPU).
+            changes: Dotted names -> values to set instead; see `replace`.
+
+        Raises:
+            ValueError: If there is no such preset, or a change is not legal.
+        """
+        # The presets are made of this class.
+        from dflash_lab.training.presets import PRESETS
+
+        if name not in PRESETS:
+            raise ValueError(f"preset is {name!r}; legal: {', '.join(PRESETS)}")
+        return PRESETS[name].replace(changes or {})
+
     @property
     def accumulation(self) -> int:
         """Micro-batches of one optimizer step: the batching's window."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,10 @@ class DrafterTrainLoop:
         config: The run's settings.
         schedule: Its schedules.
         step: Optimizer steps that are done.
+
+    Attributes:
+        step: Optimizer steps that are done, skipped ones included.
+        is_at_rest: Whether the weights are those of `step`, rather than between two steps.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class DrafterTrainLoop:
         self.drafter, self.optimizer, self.target = drafter, optimizer, target
         self.config, self.schedule = config, schedule
         self.step = step
+        # False while weights are being moved: what is half moved must not be saved.
+        self.is_at_rest = True
         self.micro_batch = MicroBatch(drafter, target, config)
         self._parameters = list(drafter.parameters())
 
@@ -72,29 +78,39 @@ class DrafterTrainLoop:
         """Where the drafter is."""
         return self._parameters[0].device
 
-    def train_window(self, window: Sequence[TargetFeatures]) -> StepOutcome:
+    @property
+    def noise(self) -> float:
+        """Amplitude of the noise that the next step applies."""
+        return noise_amplitude(self.step, self.schedule) if self.config.noise.is_applied else 0.0
+
+    def train_window(self, window: Iterable[TargetFeatures]) -> StepOutcome:
         """Make one optimizer step.
 
         Args:
-            window: Features of the step's batches, on any device.
+            window: Features of the step's batches, on any device; taken one at a time, so that an iterator need not
+                hold more than one.
 
         Returns:
             What it did.
         """
         self.drafter.train()
         self.optimizer.zero_grad(set_to_none=True)
-        noise = noise_amplitude(self.step, self.schedule) if self.config.noise.is_applied else 0.0
+        noise = self.noise
         sums = MicroBatchSums.none(self.config.drafter.block_size)
         for features in window:
             sums = sums + self.micro_batch.add_gradients(features, noise=noise)
+            # Not kept until the next ones are there: they are large.
+            del features
         sums = MicroBatchSums.of_numbers(sum_numbers(sums.numbers(), self.device))
         sum_gradients(self._parameters)
         rate = learning_rate(self.step, self.schedule)
         grad_norm, skipped = self._gradient_norm(sums)
+        self.is_at_rest = False
         if not skipped:
             self._update(rate, grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.is_at_rest = True
         return StepOutcome(
             sums=sums, grad_norm=grad_norm, learning_rate=rate, noise=noise, updated=not skipped, skipped=skipped
         )

@@ -186,10 +186,13 @@ class MicroBatch:
 
 
 def sums_of(loss: BlockLoss) -> MicroBatchSums:
-    """Give a batch's losses as numbers."""
+    """Give a batch's losses as numbers, added up in float64."""
+    # On the CPU: not every accelerator has float64.
+    weights = loss.weights.detach().cpu().double()
+    losses = loss.losses.cpu().double()
     return MicroBatchSums(
-        loss_sum=float(loss.loss_sum.detach()),
-        loss_weight=float(loss.weight_sum),
+        loss_sum=float((losses * weights).sum()),
+        loss_weight=float(weights.sum()),
         scores=BlockScores.of(loss.correct, loss.scored),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_lab.batching.config import whole_number
@@ -104,8 +103,3 @@ class Course:
     def window(self, position: Position) -> int:
         """Batches of the window that begins at a position."""
         return min(self.accumulation, self.batches_per_epoch[position.epoch] - position.batch)
-
-
-def course_of(batches_per_epoch: Sequence[int], accumulation: int, max_steps: int | None = None) -> Course:
-    """Make a course; see `Course`."""
-    return Course(tuple(batches_per_epoch), accumulation, max_steps)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dflash_lab.batching import BatchingConfig
 from dflash_lab.training.config import RunConfig
 from dflash_lab.training.settings import (
@@ -20,7 +18,7 @@ from dflash_lab.training.settings import (
 
 _SOURCE_RUN_BOUNDS = (0, 770, 1216, 1728, 2432, 3296, 8192)
 
-_PRESETS = {
+PRESETS = {
     # arXiv 2602.06036, appendix A.1. It names neither betas nor weight decay nor a batch size: those are the defaults.
     "paper": RunConfig(
         batching=BatchingConfig(strategy="capacity", order="window_strata", token_budget=49_152, max_seq_len=4_096),
@@ -62,20 +60,3 @@ _PRESETS = {
         log=LogSettings(status_every_seconds=10.0),
     ),
 }
-PRESETS = tuple(_PRESETS)
-
-
-def preset(name: str, changes: Mapping[str, object] | None = None) -> RunConfig:
-    """Give settings by name.
-
-    Args:
-        name: "paper" (A.1 of the DFlash paper), "source_run_buggy" (with the faults that its run had: gamma 4, betas
-            0.9/0.999 by assumption, a noise ramp that is never applied) or "tiny" (minutes on a CPU).
-        changes: Dotted names -> values to set instead; see `RunConfig.replace`.
-
-    Raises:
-        ValueError: If there is no such preset, or a change is not legal.
-    """
-    if name not in _PRESETS:
-        raise ValueError(f"preset is {name!r}; legal: {', '.join(PRESETS)}")
-    return _PRESETS[name].replace(changes or {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_lab.training.checkpoint import CHECKPOINTS, RunState, find_checkpoint, read_state
+from dflash_lab.training.checkpoint import CHECKPOINTS, RunState, find_checkpoint, read_state, why_incomplete
 from dflash_lab.training.config import first_difference
-from dflash_lab.training.run_log import METRICS
+from dflash_lab.training.run_log import MANIFEST, METRICS
 
 MODES = ("auto", "never", "must")
 
@@ -28,36 +29,76 @@ class Resume:
     notices: tuple[str, ...]
 
 
-def find_resume(run_dir: Path, identity: Mapping[str, object], *, mode: str) -> Resume | None:
+def find_resume(run_dir: Path, identity: Mapping[str, object], *, resume: str | Path) -> Resume | None:
     """Find where a run goes on; None for a run that begins.
 
     Args:
         run_dir: The run's folder.
         identity: What must not have changed.
-        mode: See `train_drafter`.
+        resume: See `train_drafter`.
 
     Raises:
         ValueError: If the folder holds another run, naming what differs; or a run where none may be, or none where one
             must be.
     """
-    if mode not in MODES:
-        raise ValueError(f"resume is {mode!r}; legal: {', '.join(MODES)}")
     if run_dir.exists() and not run_dir.is_dir():
         raise ValueError(f"run_dir {run_dir} is a file; legal: a folder")
+    if resume not in MODES:
+        return _from_checkpoint(run_dir, identity, Path(resume))
+    is_taken = _holds_a_run(run_dir)
+    if resume == "never" and is_taken:
+        raise ValueError(f'{run_dir} holds a run already; legal: another folder, or resume="auto"')
     found = find_checkpoint(run_dir)
-    if mode == "never" and ((run_dir / METRICS).exists() or (run_dir / CHECKPOINTS).exists()):
-        raise ValueError(f'{run_dir} holds a run already; legal: an empty folder, or resume="auto"')
     if found is None:
-        if mode == "must":
+        if resume == "must":
             raise ValueError(f"{run_dir} holds no complete checkpoint to go on from")
+        if is_taken:
+            _refuse_another_run(run_dir, identity, _identity_of(run_dir))
         return None
-    state, before = read_state(found.path)
+    notices = [f"passed over {reason}" for reason in found.passed_over]
+    return _resume(run_dir, identity, found.path, notices)
+
+
+def _from_checkpoint(run_dir: Path, identity: Mapping[str, object], checkpoint: Path) -> Resume:
+    if not checkpoint.is_dir():
+        raise ValueError(f"resume is {str(checkpoint)!r}; legal: {', '.join(MODES)}, or the folder of a checkpoint")
+    reason = why_incomplete(checkpoint)
+    if reason is not None:
+        raise ValueError(f"the checkpoint {checkpoint} is not complete: {reason}")
+    is_own = checkpoint.resolve().parent == (run_dir / CHECKPOINTS).resolve()
+    if not is_own and _holds_a_run(run_dir):
+        raise ValueError(
+            f"{run_dir} holds a run already, and the checkpoint {checkpoint} is not one of its own; legal: another "
+            f"folder"
+        )
+    return _resume(run_dir, identity, checkpoint, [])
+
+
+def _resume(run_dir: Path, identity: Mapping[str, object], checkpoint: Path, notices: list[str]) -> Resume:
+    state, before = read_state(checkpoint)
+    _refuse_another_run(run_dir, identity, before)
+    notices.append(f"going on from {checkpoint.name}: epoch {state.epoch}, {state.batch} batches of it trained")
+    return Resume(checkpoint=checkpoint, state=state, notices=tuple(notices))
+
+
+def _holds_a_run(run_dir: Path) -> bool:
+    return any((run_dir / name).exists() for name in (METRICS, MANIFEST, CHECKPOINTS))
+
+
+def _identity_of(run_dir: Path) -> Mapping[str, object] | None:
+    """Read what a run that was stopped before its first checkpoint was made of."""
+    try:
+        return json.loads((run_dir / MANIFEST).read_text(encoding="utf-8"))["identity"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _refuse_another_run(run_dir: Path, identity: Mapping[str, object], before: Mapping[str, object] | None) -> None:
+    if before is None:
+        raise ValueError(f"{run_dir} holds a run's files without its {MANIFEST}; legal: another folder")
     difference = first_difference(identity, before)
     if difference is not None:
         raise ValueError(
             f"{run_dir} holds another run: now {difference}; take another run_dir, or the same settings, data and "
             f"target"
         )
-    notices = [f"passed over {reason}" for reason in found.passed_over]
-    notices.append(f"going on from {found.path.name}: epoch {state.epoch}, {state.batch} batches of it trained")
-    return Resume(checkpoint=found.path, state=state, notices=tuple(notices))

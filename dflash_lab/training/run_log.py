@@ -6,17 +6,11 @@ import dataclasses
 import json
 import math
 import os
-import platform
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
-import torch
-
 from dflash_lab.feed import Batch
-from dflash_lab.training.files import sync_folder, write_json
+from dflash_lab.training.files import sync_folder
 from dflash_lab.training.step_metrics import StepMetrics
 
 METRICS, BATCHES, VALIDATION = "metrics.jsonl", "batches.jsonl", "validation.jsonl"
@@ -36,10 +30,11 @@ class RunLog:
     Args:
         run_dir: The run's folder; made where it is not there.
         after_step: Steps that stand; 0 for a new run.
+        rank: Of the process that writes.
     """
 
-    def __init__(self, run_dir: Path, *, after_step: int = 0) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, *, after_step: int = 0, rank: int = 0) -> None:
+        self.run_dir, self._rank = run_dir, rank
         run_dir.mkdir(parents=True, exist_ok=True)
         for name in (METRICS, BATCHES, VALIDATION):
             _cut(run_dir / name, after_step)
@@ -53,7 +48,7 @@ class RunLog:
             batches: Its batches, in the order in which they were trained.
         """
         # The ledger first: a step that is in the metrics can always be rebuilt.
-        self._write(BATCHES, ledger_line(metrics.step, metrics.epoch, batches))
+        self._write(BATCHES, ledger_line(metrics.step, metrics.epoch, batches, rank=self._rank))
         self._write(METRICS, dataclasses.asdict(metrics))
 
     def add_validation(self, scores: Mapping[str, object]) -> None:
@@ -85,23 +80,29 @@ class RunLog:
         file.flush()
 
 
-def ledger_line(step: int, epoch: int, batches: Sequence[Batch]) -> dict[str, object]:
+def ledger_line(step: int, epoch: int, batches: Sequence[Batch], *, rank: int = 0) -> dict[str, object]:
     """Give what is needed to build a step's batches again, as plain data.
 
     Args:
         step: The step.
         epoch: Its epoch.
         batches: Its batches.
+        rank: Of the process that trained them.
     """
     return {
         "step": step,
         "epoch": epoch,
+        "rank": rank,
         "batches": [
             {
                 "batch_id": batch.batch_id,
                 "bucket_id": batch.bucket_id,
                 "layout": batch.layout,
                 "width": batch.input_ids.shape[1],
+                "real_tokens": batch.real_tokens,
+                "padded_tokens": batch.padded_tokens,
+                "length_min": int(batch.lengths.min()),
+                "length_max": int(batch.lengths.max()),
                 "sample_ids": batch.sample_ids.tolist(),
                 "lengths": batch.lengths.tolist(),
             }
@@ -116,48 +117,6 @@ def read_lines(path: Path) -> list[dict[str, object]]:
         return []
     whole, _, _ = path.read_bytes().rpartition(b"\n")
     return [json.loads(line) for line in whole.split(b"\n") if line]
-
-
-def write_manifest(
-    run_dir: Path,
-    *,
-    device: str,
-    target: Mapping[str, object],
-    data: Mapping[str, object],
-    plans: Sequence[str],
-    total_steps: int,
-    batches_per_epoch: Sequence[int],
-) -> None:
-    """Write what a run was made of beside its settings.
-
-    Args:
-        run_dir: Its folder.
-        device: Of the drafter.
-        target: Name, fingerprint, device and dtype of the target.
-        data: Fingerprints and sizes of the data sets.
-        plans: Fingerprint of each epoch's plan.
-        total_steps: Optimizer steps of the whole run.
-        batches_per_epoch: Batches of each epoch's plan.
-    """
-    packages = ("dflash-lab", "torch", "numpy", "transformers", "safetensors")
-    write_json(
-        run_dir / MANIFEST,
-        {
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": sys.argv,
-            "python": platform.python_version(),
-            "system": platform.platform(),
-            "versions": {name: metadata.version(name) for name in packages},
-            "device": device,
-            "device_name": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine(),
-            "threads": torch.get_num_threads(),
-            "target": dict(target),
-            "data": dict(data),
-            "plans": list(plans),
-            "total_steps": total_steps,
-            "batches_per_epoch": list(batches_per_epoch),
-        },
-    )
 
 
 def finite(value: float) -> float | None:

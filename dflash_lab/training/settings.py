@@ -24,8 +24,8 @@ class DrafterSettings:
         num_attention_heads: Query heads; None takes hidden size / head_dim, at least 1.
         num_key_value_heads: Key and value heads; None takes as many as query heads.
         head_dim: Width of a head, even; None takes 128, or 32 where the hidden size is below 1,024.
-        mask_token_id: Unused id of the target's vocabulary that stands for a position to predict; None takes what
-            `train_drafter` is told of the tokenizer.
+        mask_token_id: Unused id of the target's vocabulary that stands for a position to predict, never that of
+            padding, end or unknown; None is refused when a run begins.
         rms_norm_eps: Added to the mean square in every norm, > 0.
     """
 

@@ -41,7 +41,7 @@ class StatusLine:
                 tokens + sum(metrics.real_tokens),
             )
         )
-        while len(self._recent) > 2 and self._recent[-1][0] - self._recent[1][0] > RATE_SECONDS:
+        while len(self._recent) > 2 and self._recent[-1][0] - self._recent[1][0] >= RATE_SECONDS:
             self._recent.popleft()
 
     def text(self, metrics: StepMetrics) -> str:

@@ -15,7 +15,7 @@ class StepMetrics:
         position: Batches of that epoch that are trained after it.
         progress: Epochs trained, as a fraction.
         loss_sum: Sum of weight * loss over the scored slots; None where it is not finite.
-        loss_weight: Sum of the weights.
+        loss_weight: Sum of the weights; None where it is not finite.
         correct_by_position: Right tokens at slots 1, 2, ... of a block.
         total_by_position: Scored tokens at those slots.
         accepted_sum: Draft tokens that would be accepted, over all blocks.
@@ -40,8 +40,10 @@ class StepMetrics:
         length_min: Shortest sample of the step, in tokens.
         length_max: Longest one.
         step_seconds: Time since the step before, waiting included.
-        wait_seconds: Of these, waiting for features.
+        read_seconds: Reading of all workers since the step before.
         target_seconds: Forward passes of all target loops since the step before.
+        wait_seconds: Waiting for features in this step.
+        train_seconds: Forward, backward and update of the drafter in this step, without the waiting.
         q_pre: Batches ready before each target loop.
         q_hs: Batches of features that wait, behind each target loop.
         elapsed_seconds: Since this session began.
@@ -53,7 +55,7 @@ class StepMetrics:
     position: int
     progress: float
     loss_sum: float | None
-    loss_weight: float
+    loss_weight: float | None
     correct_by_position: list[int]
     total_by_position: list[int]
     accepted_sum: int
@@ -72,8 +74,10 @@ class StepMetrics:
     length_min: int
     length_max: int
     step_seconds: float
-    wait_seconds: float
+    read_seconds: float
     target_seconds: float
+    wait_seconds: float
+    train_seconds: float
     q_pre: list[int]
     q_hs: list[int]
     elapsed_seconds: float

@@ -41,16 +41,19 @@ def open_tracker(name: str | None, run_dir: Path, config: RunConfig) -> Iterator
     elif name == "tensorboard":
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing(name) from None
+        except ImportError as error:
+            raise _missing(name, error) from None
+        run_dir.mkdir(parents=True, exist_ok=True)
         with SummaryWriter(str(run_dir / "tensorboard")) as writer:
             writer.add_text("config", f"```\n{config.to_dict()}\n```")
             yield _TensorBoard(writer)
     else:
         try:
             import wandb
-        except ImportError:
-            raise _missing(name) from None
+        except ImportError as error:
+            raise _missing(name, error) from None
+        # wandb writes elsewhere where the folder is not there.
+        run_dir.mkdir(parents=True, exist_ok=True)
         with wandb.init(project="dflash_lab", name=run_dir.name, dir=str(run_dir), config=config.to_dict()) as session:
             yield _Wandb(session)
 
@@ -124,8 +127,8 @@ def _numbers(scores: Mapping[str, object]) -> dict[str, float]:
     }
 
 
-def _missing(name: str) -> ValueError:
+def _missing(name: str, error: ImportError) -> ValueError:
     return ValueError(
-        f'the tracker "{name}" needs a package that is not installed; install the extra: pip install '
+        f'the tracker "{name}" needs a package that is not installed ({error}); install the extra: pip install '
         f'"dflash-lab[trackers]", or set log.tracker to None'
     )

@@ -1,0 +1,143 @@
+"""Whether the heaviest batches of a run fit into memory, found out before its first step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dflash_lab.batching import BatchPlan
+from dflash_lab.data import PreloadedDataset
+from dflash_lab.drafter import AnchorBudget, Drafter, DrafterConfig
+from dflash_lab.feed import BatchPrefetcher
+from dflash_lab.target import TargetModel
+from dflash_lab.training.assembly import Devices
+from dflash_lab.training.config import RunConfig
+from dflash_lab.training.micro_batch import MicroBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeaviestBatch:
+    """A batch that was run forward and backward, without an update.
+
+    Args:
+        why: "most padded tokens" (the target's and the features' memory) or "most draft blocks" (the drafter's).
+        epoch: Its epoch.
+        batch_id: Its number in the epoch's plan.
+        num_samples: Samples.
+        padded_tokens: Tokens with padding.
+        num_blocks: Draft blocks.
+        seconds: Target and drafter together.
+        peak_bytes: Device -> most memory in use at one time, gradients and optimizer included; "cpu": of the whole
+            process since it began.
+    """
+
+    why: str
+    epoch: int
+    batch_id: int
+    num_samples: int
+    padded_tokens: int
+    num_blocks: int
+    seconds: float
+    peak_bytes: dict[str, int]
+
+    def __str__(self) -> str:
+        """One line for a reader."""
+        memory = ", ".join(f"{size / 2**30:.2f} GiB on {device}" for device, size in self.peak_bytes.items())
+        return (
+            f"{self.why}: batch {self.batch_id} of epoch {self.epoch} ({self.num_samples} samples, "
+            f"{self.padded_tokens:,} padded tokens, {self.num_blocks:,} blocks) took {self.seconds:.1f} s and at most "
+            f"{memory}"
+        )
+
+
+def try_heaviest(
+    plans: Sequence[BatchPlan],
+    dataset: PreloadedDataset,
+    target: TargetModel,
+    shape: DrafterConfig,
+    config: RunConfig,
+    devices: Devices,
+) -> tuple[HeaviestBatch, ...]:
+    """Run the batches with most padded tokens and with most draft blocks through target and drafter.
+
+    Gradients and moments of the size that training has are held meanwhile. Nothing of it stays.
+
+    Args:
+        plans: Of all epochs.
+        dataset: The samples.
+        target: The target.
+        shape: Of the drafter.
+        config: The run's settings.
+        devices: Where the run computes.
+
+    Returns:
+        Both batches; one if it is the same.
+    """
+    drafter = Drafter(shape, seed=config.seed).to(devices.drafter)
+    for parameter in drafter.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    moments = [torch.zeros_like(parameter) for parameter in drafter.parameters() for _ in range(2)]
+    features_of, head = target.to(devices.targets[0]), target.to(devices.drafter)
+    micro_batch = MicroBatch(drafter, head, config)
+    chosen: dict[tuple[int, int], str] = {}
+    for why, costs in (
+        ("most padded tokens", [plan.padded_tokens_by_batch for plan in plans]),
+        ("most draft blocks", [_blocks_by_batch(plan, dataset, config) for plan in plans]),
+    ):
+        epoch = max(range(len(plans)), key=lambda epoch: costs[epoch].max())
+        place = epoch, int(costs[epoch].argmax())
+        chosen.setdefault(place, why)
+    tried = []
+    for (epoch, batch_id), why in chosen.items():
+        own = {str(device): device for device in (devices.drafter, devices.targets[0])}
+        for device in own.values():
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+        with BatchPrefetcher(dataset, plans[epoch], num_workers=1, depth=1, start=batch_id) as batches:
+            batch = next(iter(batches))
+        begin = time.perf_counter()
+        features = features_of.features(batch, with_logits=config.loss.kind == "kl")
+        sums = micro_batch.add_gradients(features, noise=config.noise.amplitude)
+        tried.append(
+            HeaviestBatch(
+                why=why,
+                epoch=epoch,
+                batch_id=batch_id,
+                num_samples=batch.num_samples,
+                padded_tokens=batch.padded_tokens,
+                num_blocks=sums.scores.num_blocks,
+                seconds=time.perf_counter() - begin,
+                peak_bytes={name: _peak_bytes(device) for name, device in own.items()},
+            )
+        )
+        del features
+    del moments
+    return tuple(tried)
+
+
+def _blocks_by_batch(plan: BatchPlan, dataset: PreloadedDataset, config: RunConfig) -> np.ndarray:
+    """Count the blocks of each batch from the samples' supervised tokens: int64 (num_batches,)."""
+    budget = AnchorBudget(per=config.anchors.per, amount=config.anchors.amount)
+    # A position needs a supervised one behind it: a single stretch of n supervised tokens has n - 1.
+    valid = np.maximum(dataset.loss_tokens[plan.sample_ids].astype(np.int64) - 1, 0)
+    if config.anchors.per == "batch":
+        return np.minimum(np.add.reduceat(valid, plan.offsets[:-1]), int(config.anchors.amount))
+    return np.add.reduceat(budget.counts(valid), plan.offsets[:-1])
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such count.
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in KiB, macOS in bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
