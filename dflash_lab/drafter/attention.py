@@ -136,7 +136,9 @@ def attend_grouped(
                 enable_gqa=query.shape[2] != block_key.shape[2],
             )
             parts.append(out[0].transpose(0, 1).unflatten(0, (len(anchors), -1)))
-    return torch.cat(parts) if parts else query
+    if not parts:
+        return attend_nothing(query, block_key, block_value, context_key, context_value)
+    return torch.cat(parts)
 
 
 def attend_dense(
@@ -163,7 +165,7 @@ def attend_dense(
         (N, B, heads, head_dim).
     """
     if not layout.spans:
-        return query
+        return attend_nothing(query, block_key, block_value, context_key, context_value)
     num_rows, block_size = len(layout.spans), query.shape[1]
     most_blocks = max(len(span.anchors) for span in layout.spans)
     most_tokens = max(span.num_tokens for span in layout.spans)
@@ -196,6 +198,17 @@ def attend_dense(
     )  # (R, heads, blocks * B, D)
     out = out.transpose(1, 2).reshape(num_rows * most_blocks, block_size, *query.shape[2:])
     return out[block_places]
+
+
+def attend_nothing(*tensors: torch.Tensor) -> torch.Tensor:
+    """Give the result of a batch without blocks, which passes gradients of zero to all that attention reads.
+
+    Every rank must have a gradient of every parameter, whatever it drew.
+
+    Args:
+        *tensors: (0, B, heads, head_dim) and what else attention takes, without elements.
+    """
+    return tensors[0] + sum(tensor.sum() for tensor in tensors[1:])
 
 
 def dense_mask(anchors: torch.Tensor, num_tokens: int, block_size: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_lab.drafter.attention import ContextLayout
+from dflash_lab.drafter.attention import ContextLayout, attend_nothing
 
 # Measured over 8, 16 and 32: smaller groups start more products, larger ones compute more that the mask throws away.
 GROUP_BLOCKS = 16
@@ -41,7 +41,7 @@ def attend_merged(
         (N, B, heads, head_dim).
     """
     if not layout.spans:
-        return query
+        return attend_nothing(query, block_key, block_value, context_key, context_value)
     key_heads = block_key.shape[2]
     # Query heads that share a key head are rows of one product: (N, key_heads, share * B, D).
     rows = query.unflatten(2, (key_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
