@@ -32,6 +32,14 @@ from dflash_lab.analysis.lengths import (
     loss_share_histogram,
 )
 from dflash_lab.analysis.plans import PairCount, bucket_shares, pairs_together_again, plan_table
+from dflash_lab.analysis.quality import (
+    length_slices,
+    position_table,
+    speed_up_table,
+    step_table,
+    tau_by_slice,
+    tree_table,
+)
 from dflash_lab.analysis.recommendation import Recommendation, choose_plan, recommend
 from dflash_lab.analysis.run_log import eta_seconds, read_run, read_runs
 from dflash_lab.analysis.runs import LossSpread, loss_by_bucket, loss_spread, ratio_of_sums
@@ -71,6 +79,7 @@ __all__ = [
     "eta_seconds",
     "length_ecdf",
     "length_histogram",
+    "length_slices",
     "length_summary",
     "length_table",
     "loss_by_bucket",
@@ -79,6 +88,7 @@ __all__ = [
     "pairs_together_again",
     "plan_table",
     "plan_window_mix",
+    "position_table",
     "pure_window_floor",
     "queue_depth_table",
     "queue_summary",
@@ -93,8 +103,12 @@ __all__ = [
     "shuffle_window_mix",
     "source_run_story",
     "source_run_table",
+    "speed_up_table",
     "stage_table",
     "starvation_table",
+    "step_table",
+    "tau_by_slice",
+    "tree_table",
     "window_table",
     "workers_needed_table",
 ]

@@ -44,9 +44,10 @@ def read_run(path: str | Path) -> pl.DataFrame:
         path: The run's folder, or a file of JSON lines with a step on each.
 
     Returns:
-        One row an optimizer step, in order. A step that stands there twice, since the run went back to a checkpoint, is
-        what its last writing says. Names of the log's fields are the columns; loss, accuracy, streak, tau and tree_gain
-        are divided here, where their sums are there, and where trees were scored also tree_tau of the largest budget.
+        One row an optimizer step, in order. Where a step stands there a second time, the run went back to a checkpoint:
+        its last writing counts, and what stood behind it no longer does. Names of the log's fields are the columns.
+        Divided here, where their sums are there: loss, accuracy, streak, tau, and tree_tau and tree_gain of the largest
+        tree. `step_table` adds held-out scores and depths of queues.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -55,12 +56,10 @@ def read_run(path: str | Path) -> pl.DataFrame:
     """
     path = Path(path)
     file = path / METRICS_NAME if path.is_dir() else path
-    rows: dict[int, dict[str, object]] = {}
-    for row in _objects(file):
-        rows[row["step"]] = row  # type: ignore[index]
+    rows = _last_attempt(file)
     if not rows:
         raise ValueError(f"{file} holds no step yet")
-    table = pl.DataFrame([rows[step] for step in sorted(rows)], infer_schema_length=None)
+    table = pl.DataFrame(list(rows.values()), infer_schema_length=None)
     return table.with_columns(_ratios(table))
 
 
@@ -85,6 +84,19 @@ def read_runs(paths: Iterable[str | Path]) -> pl.DataFrame:
     if not tables:
         raise ValueError("paths is empty; legal: at least one run")
     return pl.concat(tables.values(), how="diagonal_relaxed")
+
+
+def _last_attempt(file: Path) -> dict[int, dict[str, object]]:
+    """Read the rows that count by their step, ascending; a smaller step than the one before takes back what follows."""
+    rows: dict[int, dict[str, object]] = {}
+    last = None
+    for row in _objects(file):
+        step: int = row["step"]  # type: ignore[assignment]
+        if last is not None and step <= last:
+            rows = {kept: held for kept, held in rows.items() if kept < step}
+        rows[step] = row
+        last = step
+    return rows
 
 
 def _objects(file: Path) -> Iterable[dict[str, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -56,7 +57,9 @@ class AnchorBudget:
         if self.per == "sample":
             return np.minimum(num_valid, int(self.amount))
         if self.per == "supervised_token":
-            return np.ceil(self.amount * num_valid).astype(np.int64)
+            # As the number is written: in floating point 0.07 of 100 positions is above 7 and would be rounded up to 8.
+            share = Fraction(str(self.amount))
+            return np.array([math.ceil(share * own) for own in num_valid.tolist()], dtype=np.int64)
         total = int(num_valid.sum())
         if total <= self.amount:
             return num_valid

@@ -16,6 +16,9 @@ from torch.nn import functional
 from dflash_lab.drafter.attention import ContextLayout, attend_grouped, context_layout
 from dflash_lab.drafter.blocks import Documents, DraftBlocks
 from dflash_lab.drafter.config import DrafterConfig
+from dflash_lab.drafter.flex_attention import attend_flex, is_flex_available
+from dflash_lab.drafter.layers import RMSNorm, Rotation
+from dflash_lab.drafter.merged_attention import attend_merged
 
 INIT_STD = 0.02
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, ContextLayout], torch.Tensor]
@@ -43,19 +46,6 @@ class DraftContext:
             keys=tuple(torch.cat(pair) for pair in zip(self.keys, more.keys, strict=True)),
             values=tuple(torch.cat(pair) for pair in zip(self.values, more.values, strict=True)),
         )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rotation:
-    """Rotary positions as cosines and sines: float32 (..., 1, head_dim), the axis of 1 for heads."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """Turn heads (..., heads, head_dim) to their positions."""
-        first, second = heads.chunk(2, dim=-1)
-        return heads * self.cos + torch.cat([-second, first], dim=-1) * self.sin
 
 
 class Drafter(nn.Module):
@@ -92,7 +82,7 @@ class Drafter(nn.Module):
         blocks: DraftBlocks,
         documents: Documents,
         *,
-        attend: Attend = attend_grouped,
+        attend: Attend | None = None,
     ) -> torch.Tensor:
         """Run all blocks of a batch.
 
@@ -102,7 +92,8 @@ class Drafter(nn.Module):
             block_embeddings: (N, block_size, hidden_size): `blocks.input_ids` as the target embeds them.
             blocks: The blocks.
             documents: Where the samples lie in `features`.
-            attend: How attention is computed: `attend_grouped`, or `attend_dense`, the slow reference.
+            attend: How attention is computed; None takes what is fastest on the device. `attend_dense` is the slow
+                reference.
 
         Returns:
             (N, block_size, hidden_size) after the final norm, ready for the target's head.
@@ -110,6 +101,7 @@ class Drafter(nn.Module):
         Raises:
             ValueError: If shapes do not fit, or blocks are out of order or outside their documents.
         """
+        attend = attend or fastest_attend(features.device)
         layout = context_layout(blocks, documents, features.shape[1])
         context = self._fused(features.flatten(0, 1)[layout.token_ids])  # (C, H)
         context_rotation = self._rotation(layout.positions)
@@ -240,8 +232,23 @@ class DrafterMLP(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
-def _norm(width: int, config: DrafterConfig) -> nn.RMSNorm:
-    return nn.RMSNorm(width, eps=config.rms_norm_eps, dtype=torch.float32)
+def fastest_attend(device: torch.device) -> Attend:
+    """Choose how attention is computed.
+
+    Args:
+        device: Of the tensors.
+
+    Returns:
+        `attend_merged` on a CPU; `attend_flex` on CUDA, where torch has it; `attend_grouped`, which needs plain scaled
+        dot-product attention only, elsewhere.
+    """
+    if device.type == "cpu":
+        return attend_merged
+    return attend_flex if device.type == "cuda" and is_flex_available() else attend_grouped
+
+
+def _norm(width: int, config: DrafterConfig) -> RMSNorm:
+    return RMSNorm(width, eps=config.rms_norm_eps, dtype=torch.float32)
 
 
 def _attend_one(

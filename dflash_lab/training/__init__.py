@@ -11,6 +11,14 @@ from dflash_lab.training.heaviest import HeaviestBatch
 from dflash_lab.training.loop import DrafterTrainLoop, StepOutcome
 from dflash_lab.training.position import Course, Position
 from dflash_lab.training.presets import PRESETS
+from dflash_lab.training.quality import (
+    DecodedBothWays,
+    DrafterQuality,
+    DraftingSpeed,
+    decode_both_ways,
+    evaluate_drafter,
+    measure_drafting_speed,
+)
 from dflash_lab.training.replay import StepReplay, replay_step
 from dflash_lab.training.run import train_drafter, try_heaviest_batches
 from dflash_lab.training.run_log import RunLog
@@ -27,6 +35,7 @@ from dflash_lab.training.settings import (
     PipelineSettings,
     ValidationSettings,
 )
+from dflash_lab.training.short_run import ShortRun, ShortRunSettings, newest_short_run, open_short_run, short_run
 from dflash_lab.training.step_metrics import StepMetrics
 from dflash_lab.training.validation import score_drafter, trees_of
 
@@ -35,8 +44,11 @@ __all__ = [
     "AnchorSettings",
     "CheckpointSettings",
     "Course",
+    "DecodedBothWays",
+    "DrafterQuality",
     "DrafterSettings",
     "DrafterTrainLoop",
+    "DraftingSpeed",
     "Finding",
     "FoundCheckpoint",
     "HeaviestBatch",
@@ -51,6 +63,8 @@ __all__ = [
     "RunResult",
     "RunState",
     "ScheduleConfig",
+    "ShortRun",
+    "ShortRunSettings",
     "StepMetrics",
     "StepOutcome",
     "StepReplay",
@@ -58,11 +72,17 @@ __all__ = [
     "ValidationSettings",
     "WeightsNotFinite",
     "audit_checkpoint",
+    "decode_both_ways",
+    "evaluate_drafter",
     "find_checkpoint",
     "learning_rate",
+    "measure_drafting_speed",
+    "newest_short_run",
     "noise_amplitude",
+    "open_short_run",
     "replay_step",
     "score_drafter",
+    "short_run",
     "train_drafter",
     "trees_of",
     "try_heaviest_batches",

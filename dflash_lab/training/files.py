@@ -4,7 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+LOCK = ".lock"
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder; the lock ends with the process, however that ends.
+
+    Args:
+        folder: Made where it is not there.
+
+    Raises:
+        ValueError: If another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        # Windows: two runs in one folder are not noticed there.
+        yield
+        return
+    with open(folder / LOCK, "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use by another process that trains there") from None
+        except OSError:
+            # Some network disks know no locks.
+            pass
+        yield
 
 
 def write_json(path: Path, values: object) -> None:

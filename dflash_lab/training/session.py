@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from dflash_lab.training.checkpoint import (
 )
 from dflash_lab.training.config import RunConfig
 from dflash_lab.training.distributed import any_rank, num_ranks, this_rank
-from dflash_lab.training.files import write_json
+from dflash_lab.training.files import in_use, write_json
 from dflash_lab.training.loop import DrafterTrainLoop, StepOutcome
 from dflash_lab.training.manifest import write_manifest
 from dflash_lab.training.position import Course, Position
@@ -139,6 +139,7 @@ class Session:
             StopRequest() as stop,
             # First: without its package nothing is written.
             open_tracker(tracker, self.run_dir, self.config) as self.tracker,
+            in_use(self.run_dir) if self.is_writing else nullcontext(),
             self._open_log(log_dir, rank) as self.log,
         ):
             self.reporter = StepReporter(

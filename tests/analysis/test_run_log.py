@@ -98,22 +98,19 @@ def test_ratios_are_taken_of_sums(tmp_path):
     assert table["tau"].to_list() == [1.8, 1.8, None]
     assert table["tree_tau"].to_list() == [2.5, None, None]
     assert table["tree_gain"].to_list() == [0.8, None, None]
-    assert table["q_pre_min"].to_list() == [3] * 3 and table["q_pre_max"].to_list() == [5] * 3
-    assert table["q_hs"].to_list() == [3] * 3
 
 
-def test_held_out_scores_stand_at_their_steps(tmp_path):
+def test_held_out_scores_and_depths_stand_at_their_steps(tmp_path):
     write(tmp_path / "run" / "metrics.jsonl", run_rows())
-    scores = [{"step": step, "loss": tau, "accuracy": 0.1, "streak": tau - 1, "tau": tau} for step, tau in ((2, 1.5),)]
+    scores = [{"step": 2, "loss": 3.0, "accuracy": 0.1, "streak": 0.5, "tau": 1.5}]
+    # The score of step 3 was taken back.
     write(tmp_path / "run" / "validation.jsonl", [{"step": 3, "tau": 9.0}, *scores])
-    table = analysis.read_run(tmp_path / "run")
+    table = analysis.step_table(tmp_path / "run")
     assert table["held_out_tau"].to_list() == [None, 1.5, None]
     assert table["held_out_streak"].to_list() == [None, 0.5, None]
     assert table["step"].to_list() == [1, 2, 3]
-
-
-def test_the_figures_take_the_table(tmp_path):
-    table = analysis.read_run(write(tmp_path / "log.jsonl", run_rows()))
+    assert table["q_pre_min"].to_list() == [3] * 3 and table["q_pre_max"].to_list() == [5] * 3
+    assert table["q_hs"].to_list() == [3] * 3
     assert figures.plot_run(table).axes and figures.plot_queue_history(table).axes
 
 

@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch.nn.attention import flex_attention as flex
 
 from dflash_lab.drafter import Documents, DraftBlocks
 from dflash_lab.drafter.attention import attend_dense, attend_grouped, context_layout, dense_mask
+from dflash_lab.drafter.flex_attention import TILE, attend_flex, key_query_places, mask_mod_of, tiles
 from dflash_lab.drafter.merged_attention import attend_merged
 
 BLOCK_SIZE = 4
@@ -167,3 +169,81 @@ def test_blocks_that_do_not_fit_are_refused(documents, anchors, message):
     )
     with pytest.raises(ValueError, match=message):
         context_layout(blocks, Documents.padded(torch.tensor([4, 3])), 4)
+
+
+def allowed_by_definition(layout, block_size):
+    """Who sees whom, with all context first and then all slots: one comparison after the other."""
+    num_tokens, num_blocks = len(layout.token_ids), sum(len(span.anchors) for span in layout.spans)
+    allowed = torch.zeros(num_blocks * block_size, num_tokens + num_blocks * block_size, dtype=torch.bool)
+    for span in layout.spans:
+        for place, anchor in enumerate(span.anchors):
+            block = span.first_block + place
+            slots = slice(block * block_size, (block + 1) * block_size)
+            allowed[slots, span.first_token : span.first_token + anchor] = True
+            allowed[slots, num_tokens + slots.start : num_tokens + slots.stop] = True
+    return allowed
+
+
+LARGE = {
+    "long documents": ([700, 300, 500], [list(range(5, 690, 9)), [], list(range(40, 499, 3))]),
+    "short documents": ([40] * 20, [list(range(1, 39, 4))] * 20),
+    "whole tiles": ([520], [list(range(256, 272)) + list(range(384, 400))]),
+}
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("case", [*CASES, *LARGE])
+def test_the_rule_for_flex_is_the_definition_and_no_tile_is_missed(case, block_size):
+    lengths, anchors = {**CASES, **LARGE}[case]
+    layout = context_layout(blocks_at(anchors, block_size), Documents.padded(torch.tensor(lengths)), max(lengths))
+    places = key_query_places(layout, block_size, "cpu")
+    num_queries, num_keys = len(places.query_blocks), len(places.key_blocks)
+    assert num_queries % TILE == 0 and num_keys % TILE == 0
+    mask = flex.create_mask(mask_mod_of(places), 1, 1, num_queries, num_keys, device="cpu")[0, 0]
+    expected = allowed_by_definition(layout, block_size)
+    assert torch.equal(mask[: expected.shape[0], : expected.shape[1]], expected)
+    assert not mask[:, expected.shape[1] :].any()
+    assert mask.any(1).all()
+    in_tiles = mask.unflatten(0, (-1, TILE)).unflatten(2, (-1, TILE)).transpose(1, 2)  # (q, k, TILE, TILE)
+    some, whole = tiles(places)
+    sees_some, sees_all = in_tiles.any(-1).any(-1), in_tiles.all(-1).all(-1)
+    assert not (sees_some & ~some).any() and not (whole & ~sees_all).any() and not (whole & ~some).any()
+    if case == "long documents":
+        # Skipped: what is empty; without a mask: most of what is full.
+        assert int(some.sum()) <= 1.3 * int(sees_some.sum()) < 0.7 * some.numel()
+    if case == "whole tiles" and block_size == 16:
+        # 16 blocks of 16 slots see tokens 0 to 255 and more: two tiles without a mask for each two tiles of queries.
+        assert whole.tolist() == sees_all.tolist() and whole[:, :2].all()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("case", [*CASES, "short documents"])
+def test_flex_is_the_definition_when_it_is_not_compiled(case, key_heads, monkeypatch):
+    monkeypatch.setattr("dflash_lab.drafter.flex_attention._compiled", lambda: flex.flex_attention)
+    lengths, anchors = {**CASES, **LARGE}[case]
+    layout = context_layout(blocks_at(anchors), Documents.padded(torch.tensor(lengths)), max(lengths))
+    inputs = random_inputs(layout, key_heads=key_heads)
+    with torch.no_grad():
+        torch.testing.assert_close(attend_flex(*inputs, layout), attend_dense(*inputs, layout), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("case", [*CASES, *LARGE])
+def test_the_kernel_is_the_dense_mask(case, key_heads):
+    lengths, anchors = {**CASES, **LARGE}[case]
+    blocks, documents = blocks_at(anchors, 16).to("cuda"), Documents.padded(torch.tensor(lengths)).to("cuda")
+    layout = context_layout(blocks, documents, max(lengths))
+    inputs = [
+        tensor.detach().cuda().requires_grad_()
+        for tensor in random_inputs(layout, key_heads=key_heads, dim=32, block_size=16)
+    ]
+    weight = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(7)).cuda()
+    found = []
+    for attend in (attend_flex, attend_dense):
+        out = attend(*inputs, layout)
+        found.append((out, *torch.autograd.grad((out * weight).sum(), inputs)))
+    for ours, dense in zip(*found, strict=True):
+        # Both may use TF32, whose products have 10 bits.
+        torch.testing.assert_close(ours, dense, rtol=1e-2, atol=1e-2 * float(dense.abs().amax().clamp(min=1)))

@@ -6,7 +6,10 @@ from torch.nn import functional
 
 from dflash_lab.drafter import AnchorBudget, Documents, Drafter, DrafterConfig, drafter_loss, draw_blocks
 from dflash_lab.drafter.attention import attend_dense, attend_grouped
+from dflash_lab.drafter.flex_attention import attend_flex, is_flex_available
+from dflash_lab.drafter.layers import RMSNorm, Rotation
 from dflash_lab.drafter.merged_attention import attend_merged
+from dflash_lab.drafter.model import fastest_attend
 
 VOCAB, WIDTH, TAPS, BLOCK_SIZE = 50, 16, 2, 4
 LENGTHS = (14, 9, 3)
@@ -136,6 +139,9 @@ def test_forms_agree_in_values_and_gradients(attend):
 
 
 def test_the_default_form_is_the_reference():
+    assert fastest_attend(torch.device("cpu")) is attend_merged
+    assert fastest_attend(torch.device("cuda", 0)) is (attend_flex if is_flex_available() else attend_grouped)
+    assert fastest_attend(torch.device("mps")) is attend_grouped
     drafter, batch = lively_drafter(), batch_of()
     torch.testing.assert_close(drafter(*batch), drafter(*batch, attend=attend_dense), rtol=1e-5, atol=1e-5)
 
@@ -246,7 +252,37 @@ def test_rotary_positions_are_exact_far_out():
     first, second = heads[0, 0, :3], heads[0, 0, 3:]
     cos, sin = torch.tensor(angles).cos(), torch.tensor(angles).sin()
     expected = torch.cat([first * cos - second * sin, second * cos + first * sin])
+    # The angles of the far position are rounded to float32 here, so that this one is rough.
     torch.testing.assert_close(rotation(heads)[0, 0], expected, rtol=0, atol=0.05)
+
+
+def test_norms_are_those_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 4, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    ours, plain = RMSNorm(6, eps=0.1, dtype=torch.float64), torch.nn.RMSNorm(6, eps=0.1, dtype=torch.float64)
+    found = []
+    for norm in (ours, plain):
+        with torch.no_grad():
+            norm.weight.copy_(torch.linspace(-1, 2, 6))
+        weight = torch.linspace(0, 1, 72).reshape(3, 4, 6)
+        out = norm(states)
+        found.append((out, *torch.autograd.grad((out * weight).sum(), (states, norm.weight))))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(ours, states)
+    with torch.autocast("cpu", torch.bfloat16):
+        half, expected = RMSNorm(6, eps=1e-6)(states.float()), torch.nn.RMSNorm(6, eps=1e-6)(states.float())
+    assert torch.equal(half, expected) and half.dtype == expected.dtype
+    assert RMSNorm(6, eps=1e-6)(torch.zeros(2, 0, 6)).shape == (2, 0, 6)
+
+
+def test_turning_has_its_numeric_gradient():
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.randn(3, 2, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    angles = torch.randn(3, 1, 3, generator=generator, dtype=torch.float64).repeat(1, 1, 2)
+    rotation = Rotation(cos=angles.cos(), sin=angles.sin())
+    assert torch.autograd.gradcheck(rotation, heads)
+    torch.testing.assert_close(rotation(heads).norm(dim=-1), heads.norm(dim=-1))
 
 
 @FORMS

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import threading
+import time
 
 import pytest
 from safetensors.torch import load_file
@@ -80,11 +81,18 @@ def test_a_finished_run_is_not_trained_again(train, reference, assert_same, tmp_
     assert_same(result.drafter.state_dict(), reference.drafter.state_dict())
 
 
-def test_ctrl_c_finishes_the_step_and_puts_the_old_handler_back(train, tmp_path):
-    before = signal.getsignal(signal.SIGINT)
-    result = train(tmp_path / "run", on_step=stop_at(2, signal.SIGINT))
-    assert (result.stopped_by, result.state.step) == ("SIGINT", 2)
-    assert signal.getsignal(signal.SIGINT) is before
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_and_the_old_handler_comes_back(train, tmp_path, number):
+    def of_the_caller(*_):
+        pytest.fail("not meant for the caller")
+
+    before = signal.signal(number, of_the_caller)
+    try:
+        result = train(tmp_path / "run", on_step=stop_at(2, number))
+        assert signal.getsignal(number) is of_the_caller
+    finally:
+        signal.signal(number, before)
+    assert (result.stopped_by, result.state.step) == (number.name, 2)
 
 
 def test_a_second_ctrl_c_ends_at_once_and_the_last_whole_step_is_kept(train, reference, assert_same, tmp_path):
@@ -247,6 +255,37 @@ def test_a_run_that_begins_with_the_checkpoint_of_another(train, reference, asse
         train(tmp_path / "third", resume=checkpoint)
 
 
+def test_a_folder_in_use_is_refused(start, train, tmp_path):
+    process = start(tmp_path / "run", "epochs=40", "checkpoints.every_steps=null")
+    for line in process.stdout:
+        if line == "step 1\n":
+            break
+    with pytest.raises(ValueError, match="run is in use by another process that trains there"):
+        train(tmp_path / "run", epochs=40)
+    process.kill()
+    process.wait()
+    assert train(tmp_path / "run", epochs=40, on_step=stop_at(2)).state.step == 2
+
+
+def test_saving_by_minutes(train, tmp_path):
+    seen = []
+
+    def look(metrics):
+        seen.append(find_checkpoint(tmp_path / "run").step)
+
+    train(
+        tmp_path / "run",
+        max_steps=5,
+        on_step=look,
+        **{"checkpoints.every_steps": None, "checkpoints.every_minutes": 1e-9},
+    )
+    assert seen == [1, 2, 3, 4, 5]
+    # By the hour, nothing is saved before the end but the best by held-out score.
+    changes = {"checkpoints.every_steps": None, "checkpoints.every_minutes": 60.0, "validation.every_steps": None}
+    train(tmp_path / "other", max_steps=5, **changes)
+    assert [folder.name for folder in (tmp_path / "other" / "checkpoints").iterdir()] == ["step-00000005"]
+
+
 def test_a_checkpoint_that_a_kill_has_cut_is_passed_over_aloud_and_written_again(
     train, reference, assert_same, tmp_path
 ):
@@ -272,10 +311,12 @@ def test_killed_at_any_step_and_resumed_the_weights_are_the_same(start, referenc
         process = start(run_dir, "checkpoints.every_steps=2", *variants[round_number % 3])
         for line in process.stdout:
             if line == f"step {kill_at}\n":
+                # Anywhere between two steps: while training, writing the log or saving.
+                time.sleep(rng.random() * 0.1)
                 process.kill()
                 break
-        process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGKILL
+        rest = process.communicate(timeout=60)[0]
+        assert process.returncode == -signal.SIGKILL or "ended at" in rest
         again = start(run_dir, "checkpoints.every_steps=2", *variants[(round_number + 1) % 3])
         assert f"ended at {total} of {total}" in again.communicate(timeout=200)[0]
         assert_same(load_file(find_checkpoint(run_dir).path / WEIGHTS), wanted)
