@@ -8,6 +8,5 @@ takes one value and gives one value. It knows the values it takes, not the rooms
   samples -> lengths -> BatchPlan -> Batch -> TargetFeatures -> drafter step -> run log -> table -> figure -> notebook
   data                  batching     feed     target            drafter         training   analysis figures   notebooks
 
-The rooms feed, target, drafter and training are still to come. Importing the package imports no room:
-`from dflash_lab import data, batching` loads those two and no torch.
+Importing the package imports no room: `from dflash_lab import data, batching` loads those two and no torch.
 """

@@ -17,6 +17,9 @@ from dflash_lab import data, notebooks
 FOLDER = Path(__file__).parents[1] / "notebooks"
 SHIPPED = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
 NAMES = [path.stem for path in SHIPPED]
+# A run takes minutes; here two steps on a target with random weights, with the same samples and the same files.
+SHORT = {"target": "random", "steps": 2, "num_prompts": 2, "max_new_tokens": 6}
+QUICK = {"06_short_run": SHORT, "07_drafter_quality": {**SHORT, "tree_blocks": 16, "anchors_per_sample": 4}}
 STRATEGIES = next(path for path in SHIPPED if path.stem.startswith("03"))
 
 
@@ -81,7 +84,7 @@ def test_papermill_sees_the_parameters_that_the_runner_sees(path):
 @pytest.mark.parametrize("form", ["parquet", "hf", "chats"])
 @pytest.mark.parametrize("path", SHIPPED, ids=NAMES)
 def test_own_data_goes_through_by_parameters_alone(path, form, own_data, tmp_path):
-    small = {"token_budget": 4_096, "max_seq_len": 512, "bucket_bounds": [0, 128, 256, 512]}
+    small = {"token_budget": 4_096, "max_seq_len": 512, "bucket_bounds": [0, 128, 256, 512], **QUICK.get(path.stem, {})}
     given = (
         own_data[form] if "tokenizer" in notebooks.read_parameters(path) else {"data_path": own_data[form]["data_path"]}
     )
@@ -99,7 +102,8 @@ def test_own_data_goes_through_by_parameters_alone(path, form, own_data, tmp_pat
 @pytest.mark.parametrize("path", SHIPPED, ids=NAMES)
 def test_a_single_sample_is_enough(path, tmp_path):
     pq.write_table(pa.table({"input_ids": [[1, 2, 3]], "loss_mask": [[0, 1, 1]]}), tmp_path / "one.parquet")
-    result = notebooks.run_notebook(path, {"data_path": str(tmp_path / "one.parquet")}, tmp_path)
+    quick = QUICK.get(path.stem, {})
+    result = notebooks.run_notebook(path, {"data_path": str(tmp_path / "one.parquet"), **quick}, tmp_path)
     result.raise_for_status()
     text = answer_of(result.output_path)
     assert "(one.parquet)" in text and "nan" not in text and "None" not in text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from dflash_lab.feed.bounded_queue import BoundedQueue, QueueEnded
-from dflash_lab.feed.threads import CLOSE_SECONDS, join_threads, start_thread, warn_of
+from dflash_lab.feed.threads import CLOSE_SECONDS, join_threads, refuse_other_process, start_thread, warn_of
 
 Item = TypeVar("Item")
 
@@ -28,6 +29,7 @@ class RunAhead(Generic[Item]):
             raise ValueError(f"source is a {type(source).__name__}; legal: anything that can be iterated") from None
         self._close_errors: list[BaseException] = []
         self._has_warned = False
+        self._process = os.getpid()
         # The thread knows the queue alone: were it to know this object, an abandoned one would live for ever.
         self._thread = start_thread(
             _produce, self.queue, items, self._close_errors, name="dflash-run-ahead", stop=self.queue.abandon
@@ -40,6 +42,7 @@ class RunAhead(Generic[Item]):
 
     def __next__(self) -> Item:
         """Take the next item; raise what the source raised, behind the items before it."""
+        refuse_other_process(self._process)
         try:
             return self.queue.get()
         except QueueEnded:

@@ -19,6 +19,15 @@ class QueueEnded(Exception):
     """No item will come any more, or none is wanted any more."""
 
 
+def not_an_end(error: BaseException, who: str) -> BaseException:
+    """Give an error that no iteration takes for its end: one that would be is the cause of a RuntimeError."""
+    if not isinstance(error, StopIteration | QueueEnded):
+        return error
+    told = RuntimeError(f"{who} raised {type(error).__name__}")
+    told.__cause__ = error
+    return told.with_traceback(error.__traceback__)
+
+
 class BoundedQueue(Generic[Item]):
     """Hands items from producers to consumers, at most `depth` of them waiting.
 
@@ -107,13 +116,10 @@ class BoundedQueue(Generic[Item]):
         """Pass an error on to the consumers, behind the items that are there; producers end at their next `put`.
 
         Args:
-            error: Raised by `get` as it is; a StopIteration, which would look like an end, as the cause of a
-                RuntimeError. The first one counts, and none after `close`.
+            error: Raised by `get` as it is; a StopIteration or QueueEnded, which would look like an end, as the cause
+                of a RuntimeError. The first one counts, and none after `close`.
         """
-        if isinstance(error, StopIteration):
-            hidden, error = error, RuntimeError("a producer raised StopIteration")
-            error.__cause__ = hidden
-            error.__traceback__ = hidden.__traceback__
+        error = not_an_end(error, "a producer")
         with self._lock:
             if self._error is None and not self._closed:
                 self._error, self._traceback = error, error.__traceback__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -11,12 +13,12 @@ from typing import Any
 from dflash_lab.batching import BatchPlan
 from dflash_lab.batching.config import whole_number
 from dflash_lab.feed.batch import Batch
-from dflash_lab.feed.bounded_queue import QueueEnded
+from dflash_lab.feed.bounded_queue import QueueEnded, not_an_end
 from dflash_lab.feed.pinning import resolve_pin_memory
 from dflash_lab.feed.reader import PlanReader, ReadPlace
 from dflash_lab.feed.schedule import FeedPass, ReadFailure
 from dflash_lab.feed.stopwatch import Stopwatch
-from dflash_lab.feed.threads import CLOSE_SECONDS, join_threads, start_thread, warn_of
+from dflash_lab.feed.threads import CLOSE_SECONDS, join_threads, refuse_other_process, start_thread, warn_of
 
 
 class BatchPrefetcher:
@@ -182,6 +184,9 @@ class BatchPrefetcher:
                         f"another one"
                     )
                 self._end_pass(stacklevel=stacklevel + 1)
+                if self._closed:
+                    # Closed by another thread while this one waited for the workers of an earlier pass.
+                    raise ValueError("the prefetcher is closed; make a new one")
                 current = self._start_pass()
             self._taken.add(target)
             return _TargetBatches(self, current, target)
@@ -209,6 +214,9 @@ class BatchPrefetcher:
                 )
         except BaseException:
             self._end_pass(stacklevel=2)
+            # Half a pass must not be taken for one that can be iterated.
+            self._earlier_built += current.num_built
+            self._pass = None
             raise
         return current
 
@@ -227,8 +235,10 @@ class _TargetBatches(Iterator[Batch]):
 
     def __init__(self, prefetcher: BatchPrefetcher, current: FeedPass, target: int) -> None:
         self._prefetcher, self._pass, self._target = prefetcher, current, target
+        self._process = os.getpid()
 
     def __next__(self) -> Batch:
+        refuse_other_process(self._process)
         try:
             return self._pass.take(self._target)
         except QueueEnded:
@@ -255,13 +265,12 @@ def _work(current: FeedPass, reader: PlanReader, read_watch: Stopwatch, wait_wat
 
 def _placed(error: BaseException, plan: BatchPlan, batch_id: int, place: ReadPlace, current: FeedPass) -> BaseException:
     """Note where an error arose; what would look like the end of an iteration becomes the cause of another error."""
-    if isinstance(error, StopIteration):
-        hidden, error = error, RuntimeError("reading a sample raised StopIteration")
-        error.__cause__ = hidden
-        error.__traceback__ = hidden.__traceback__
+    error = not_an_end(error, "reading a sample")
     held = plan[batch_id].tolist()
     sample = f"one of samples {held}" if place.sample_id is None else f"sample {place.sample_id}"
-    error.add_note(
-        f"while reading {sample} for batch {batch_id} of epoch {plan.epoch}, target {current.target_of(batch_id)}"
-    )
+    # A consumer must get the error even if it takes no notes.
+    with contextlib.suppress(Exception):
+        error.add_note(
+            f"while reading {sample} for batch {batch_id} of epoch {plan.epoch}, target {current.target_of(batch_id)}"
+        )
     return error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dflash_lab.batching import BatchPlan
+from dflash_lab.data import PreloadedDataset
 from dflash_lab.feed.batch import Batch
 from dflash_lab.feed.layout import BatchLayout, SampleTokens
 from dflash_lab.feed.samples import check_tokens
@@ -46,8 +47,10 @@ class PlanReader:
         way = way_to_read(dataset)
         self._read_all = dataset.token_views_of if way == "token_views_of" else None
         self._read_one = dataset.token_views if way == "token_views" else _fields_of(dataset)
+        # Only our own store is known to give what it was asked for.
+        self._is_trusted = isinstance(dataset, PreloadedDataset)
         self._widths = plan.widths if plan.layout == "padded" else np.full(len(plan), plan.config.token_budget)
-        self._layout = BatchLayout(plan.layout, most_padding=int(self._widths.max()), pin_memory=pin_memory)
+        self._layout = BatchLayout(plan.layout, most_width=int(self._widths.max()), pin_memory=pin_memory)
 
     def read(self, batch_id: int, place: ReadPlace) -> Batch:
         """Read one batch.
@@ -84,24 +87,37 @@ class PlanReader:
         except BaseException:
             place.sample_id = self._first_bad(sample_ids, lengths)
             raise
-        return views.input_ids, views.loss_masks
+        if self._is_trusted:
+            return views.input_ids, views.loss_masks
+        given = zip(views.input_ids, views.loss_masks, strict=True)
+        return self._checked(given, sample_ids, lengths, place)
 
     def _first_bad(self, sample_ids: np.ndarray, lengths: np.ndarray) -> int | None:
         """Find the sample that cannot be read by itself; None where each can."""
         for at, sample_id in enumerate(sample_ids.tolist()):
             try:
                 self._read_all(sample_ids[at : at + 1], lengths[at : at + 1])
-            except Exception:
+            except BaseException:
                 return sample_id
         return None
 
     def _one_by_one(
         self, sample_ids: np.ndarray, lengths: np.ndarray, place: ReadPlace
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        return self._checked(map(self._read_one, sample_ids.tolist()), sample_ids, lengths, place)
+
+    def _checked(
+        self,
+        given: Iterator[tuple[object, object]],
+        sample_ids: np.ndarray,
+        lengths: np.ndarray,
+        place: ReadPlace,
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Take samples one by one, each checked and cut."""
         checked = []
         for sample_id, length in zip(sample_ids.tolist(), lengths.tolist(), strict=True):
             place.sample_id = sample_id
-            ids, mask = self._read_one(sample_id)
+            ids, mask = next(given)
             checked.append(check_tokens(ids, mask, name=f"sample {sample_id}", length=length))
         place.sample_id = None
         return [tokens.input_ids for tokens in checked], [tokens.loss_mask for tokens in checked]
@@ -159,7 +175,12 @@ def check_belongs(plan: object, dataset: Any) -> None:
             lambda at: f"sample {plan.sample_ids[at]} is not among the data set's {num_samples} samples: {foreign}",
         )
     if hasattr(dataset, "lengths"):
-        lengths = np.asarray(dataset.lengths)[plan.sample_ids]
+        known = np.asarray(dataset.lengths)
+        if known.ndim != 1 or known.dtype.kind not in "iu" or len(known) <= plan.sample_ids.max():
+            raise ValueError(
+                f"lengths of the data set is {known.dtype} {known.shape}; legal: whole numbers, one a sample"
+            )
+        lengths = known[plan.sample_ids]
         _first(
             plan.sample_lengths > lengths,
             lambda at: (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import warnings
@@ -56,6 +57,16 @@ def warn_of(stuck: Sequence[threading.Thread], *, stacklevel: int) -> None:
         RuntimeWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+def refuse_other_process(process: int) -> None:
+    """Refuse to wait for threads that stayed behind in the process that began them.
+
+    Raises:
+        RuntimeError: If this is another process, such as a fork.
+    """
+    if os.getpid() != process:
+        raise RuntimeError("this was begun in another process, where its threads are; begin it anew in this one")
 
 
 @atexit.register

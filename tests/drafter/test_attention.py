@@ -93,6 +93,17 @@ def test_values_and_gradients_are_those_of_the_dense_mask(case, key_heads, form,
         torch.testing.assert_close(ours, dense, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("cached_scores", [1, 2 * 4 * 4 * 6])
+@pytest.mark.parametrize("case", ["close anchors", "many blocks"])
+def test_heads_one_by_one_or_some_at_a_time_change_nothing(case, cached_scores, monkeypatch):
+    layout = layout_of(case)
+    inputs = random_inputs(layout, key_heads=4)
+    together = results(attend_merged, inputs, layout)
+    monkeypatch.setattr("dflash_lab.drafter.merged_attention.CACHED_SCORES", cached_scores)
+    for ours, other in zip(results(attend_merged, inputs, layout), together, strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("attend", [attend_dense, attend_grouped, attend_merged])
 def test_no_blocks_give_an_empty_result(attend):
     layout = context_layout(blocks_at([[], []]), Documents.padded(torch.tensor([4, 3])), 4)

@@ -18,7 +18,11 @@ from dflash_lab.feed import BatchPrefetcher, BoundedQueue, QueueEnded, collate, 
 
 ROUNDS = int(os.environ.get("DFLASH_LAB_SOAK_ROUNDS", "1"))
 # Those that start an interpreter take seconds, and nothing about them is left to chance.
-ONCE = ("test_nothing_keeps_the_interpreter_alive", "test_without_an_accelerator_memory_is_ordinary_and_said_once")
+ONCE = (
+    "test_nothing_keeps_the_interpreter_alive",
+    "test_without_an_accelerator_memory_is_ordinary_and_said_once",
+    "test_a_forked_child_is_told_that_the_threads_are_elsewhere",
+)
 
 
 @pytest.fixture(params=range(ROUNDS), autouse=True)
@@ -194,6 +198,31 @@ def test_nothing_keeps_the_interpreter_alive(what):
     assert time.monotonic() - begin < 40
 
 
+@pytest.mark.parametrize("raised", [QueueEnded, StopIteration])
+def test_what_would_look_like_an_end_is_an_error(raised):
+    class Source:
+        def __init__(self):
+            self.items = iter([1])
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            for item in self.items:
+                return item
+            raise raised("of an inner queue")
+
+    samples = Samples(9)
+    samples.token_views = lambda sample_id: (_ for _ in ()).throw(raised("inside"))
+    with BatchPrefetcher(samples, plan_of(samples)) as prefetcher, pytest.raises(RuntimeError, match=raised.__name__):
+        list(prefetcher)
+    if raised is QueueEnded:
+        with run_ahead(Source(), depth=2) as ahead:
+            assert next(ahead) == 1
+            with pytest.raises(RuntimeError, match="a producer raised QueueEnded"):
+                next(ahead)
+
+
 # BoundedQueue
 
 
@@ -342,6 +371,52 @@ def test_a_sample_that_cannot_be_read_ends_the_pass_for_everyone(num_targets, nu
         assert 13 not in [number for numbers in taken for number in numbers]
         assert not prefetcher.complete
         assert (prefetcher.failure.sample_id, prefetcher.failure.batch_id) == (13, 13)
+
+
+def test_an_error_that_takes_no_notes_arrives_all_the_same():
+    class Bare(Exception):
+        __notes__ = ()
+
+    samples = Samples(9)
+    samples.token_views = lambda sample_id: (_ for _ in ()).throw(Bare("why"))
+    with BatchPrefetcher(samples, plan_of(samples)) as prefetcher, pytest.raises(Bare, match="why"):
+        list(prefetcher)
+
+
+def test_a_thread_that_cannot_start_leaves_no_empty_pass(monkeypatch):
+    samples = Samples(9)
+    honest, started = threading.Thread.start, []
+
+    def start(thread):
+        if len(started) == 1:
+            started.append(None)
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        honest(thread)
+
+    with BatchPrefetcher(samples, plan_of(samples), num_workers=2) as prefetcher:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            list(prefetcher)
+        assert [batch.batch_id for batch in prefetcher] == list(range(9))
+
+
+def test_a_forked_child_is_told_that_the_threads_are_elsewhere():
+    code = (
+        "import os, sys, numpy as np\n"
+        "from dflash_lab.data import PreloadedDataset; from dflash_lab.batching import BatchingConfig\n"
+        "from dflash_lab.feed import BatchPrefetcher\n"
+        "d = PreloadedDataset.from_rows([{'input_ids': [1, 2], 'loss_mask': [0, 1]}] * 99)\n"
+        "p = d.build_batches(BatchingConfig(strategy='as_given', token_budget=2, max_seq_len=4), epoch=0)\n"
+        "f = BatchPrefetcher(d, p, depth=1); it = iter(f); next(it)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    try: next(it)\n"
+        "    except RuntimeError as error: os._exit(7 if 'another process' in str(error) else 8)\n"
+        "    os._exit(9)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
 
 
 def test_several_epochs_are_several_iterations():
