@@ -10,9 +10,9 @@ from torch.autograd.function import once_differentiable
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm; on a CPU in float32 or float64 its forward and backward take half of the time.
+    """torch's RMSNorm; on a CPU in float32 or float64 its forward and backward take under half of the time.
 
-    torch differentiates the CPU's norm operation by operation, with some twenty passes over the states.
+    torch differentiates the CPU's norm operation by operation; each is a pass over the states.
     """
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:

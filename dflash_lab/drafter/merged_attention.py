@@ -16,7 +16,8 @@ import torch
 
 from dflash_lab.drafter.attention import ContextLayout, attend_nothing
 
-# Smaller groups start more products, larger ones compute more that the mask throws away; 8 to 32 take the same time.
+# Smaller groups start more products, larger ones compute more that the mask throws away; 8 to 32 take the
+# same time with 1,024 tokens and 128 anchors.
 GROUP_BLOCKS = 16
 # Scores that are worked on at one time, 512 KB in float32: what a core's second cache holds.
 CACHED_SCORES = 2**17
