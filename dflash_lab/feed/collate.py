@@ -69,5 +69,5 @@ def collate(
     )
     least = int(lengths.sum() if layout == "packed" else lengths.max())
     width = -(-least // multiple) * multiple
-    pages = BatchLayout(layout, most_width=width, pin_memory=resolve_pin_memory(pin_memory))
+    pages = BatchLayout(layout, pin_memory=resolve_pin_memory(pin_memory))
     return pages.fill(tokens, width, **numbers)

@@ -1,8 +1,4 @@
-"""How tokens lie in a batch: every sample in a row of its own, or all in one row.
-
-Each tensor is filled by one concatenation of views, padding included: it writes every byte once, and costs less a
-sample than two assignments into a row would.
-"""
+"""How tokens lie in a batch: every sample in a row of its own, or all in one row."""
 
 from __future__ import annotations
 
@@ -37,17 +33,12 @@ class BatchLayout:
 
     Args:
         layout: "padded" or "packed".
-        most_width: Most columns of a batch.
         pin_memory: Whether the tensors are pinned.
     """
 
-    def __init__(self, layout: str, *, most_width: int, pin_memory: bool) -> None:
+    def __init__(self, layout: str, *, pin_memory: bool) -> None:
         self.layout = layout
         self._pin_memory = pin_memory
-        self._padding = np.zeros(most_width, np.int32)
-        self._no_loss = np.zeros(most_width, bool)
-        # Narrow numbers compare several times as fast as int64.
-        self._columns = np.arange(most_width, dtype=np.int16 if most_width < 2**15 else np.int32)
 
     def fill(self, tokens: SampleTokens, width: int, *, batch_id: int, bucket_id: int, epoch: int) -> Batch:
         """Lay out one batch.
@@ -65,34 +56,25 @@ class BatchLayout:
         packed = self.layout == "packed"
         num_samples = len(tokens.lengths)
         num_rows = 1 if packed else num_samples
-        # What follows each sample: the rest of its row, or, packed, nothing until the last one.
-        gaps = np.zeros(num_samples, np.int64) if packed else width - tokens.lengths
-        if packed:
-            gaps[-1] = width - tokens.lengths.sum()
-        gaps_list = gaps.tolist()
         input_ids, loss_mask, attention_mask = (
             self._empty(num_rows, width, dtype) for dtype in (torch.int64, torch.bool, torch.bool)
         )  # (R, T)
-        _lay_out(tokens.input_ids, self._padding, gaps_list, input_ids)
-        _lay_out(tokens.loss_masks, self._no_loss, gaps_list, loss_mask)
+        lay_out = _lay_end_to_end if packed else _lay_in_rows
+        lay_out(tokens.input_ids, tokens.lengths, input_ids)
+        lay_out(tokens.loss_masks, tokens.lengths, loss_mask)
         ends = tokens.lengths.sum(keepdims=True) if packed else tokens.lengths
-        columns = self._columns[:width]
-        np.less(columns, ends.astype(columns.dtype)[:, None], out=attention_mask.numpy())
+        # Narrow numbers compare several times as fast as int64.
+        narrow = np.int16 if width < 2**15 else np.int32
+        np.less(np.arange(width, dtype=narrow), ends.astype(narrow)[:, None], out=attention_mask.numpy())
         starts = np.cumsum(tokens.lengths) - tokens.lengths if packed else np.zeros(num_samples, np.int64)
-        # In one tensor, since making one costs as much as filling it.
-        numbers = self._empty(4, num_samples, torch.int64)  # (4, D)
-        rows = 0 if packed else np.arange(num_samples)
-        for row, values in zip(numbers.numpy(), (tokens.lengths, tokens.sample_ids, rows, starts), strict=True):
-            row[:] = values
-        lengths, sample_ids, rows_of_samples, starts_of_samples = numbers.unbind()
         return Batch(
             input_ids=input_ids,
             attention_mask=attention_mask,
             loss_mask=loss_mask,
-            lengths=lengths,
-            sample_ids=sample_ids,
-            rows=rows_of_samples,
-            starts=starts_of_samples,
+            lengths=self._tensor(tokens.lengths),
+            sample_ids=self._tensor(tokens.sample_ids),
+            rows=self._tensor(np.zeros(num_samples, np.int64) if packed else np.arange(num_samples)),
+            starts=self._tensor(starts),
             layout=self.layout,
             position_ids=self._positions(tokens.lengths, starts, width) if packed else None,
             document_ids=self._documents(tokens.lengths, width) if packed else None,
@@ -120,7 +102,22 @@ class BatchLayout:
     def _empty(self, num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(num_rows, width, dtype=dtype, pin_memory=self._pin_memory)  # (R, T)
 
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        tensor = torch.empty(len(values), dtype=torch.int64, pin_memory=self._pin_memory)  # (D,)
+        tensor.numpy()[:] = values
+        return tensor
 
-def _lay_out(parts: Sequence[np.ndarray], padding: np.ndarray, gaps: list[int], out: torch.Tensor) -> None:
-    pieces = [piece for part, gap in zip(parts, gaps, strict=True) for piece in (part, padding[:gap])]
-    np.concatenate(pieces, out=out.view(-1).numpy(), casting="same_kind")
+
+def _lay_in_rows(parts: Sequence[np.ndarray], lengths: np.ndarray, out: torch.Tensor) -> None:
+    rows = out.numpy()
+    # One assignment for all padding costs less than one a row, though it also clears what is written next.
+    rows[:, lengths.min() :] = 0
+    for row, part, length in zip(rows, parts, lengths.tolist(), strict=True):
+        row[:length] = part
+
+
+def _lay_end_to_end(parts: Sequence[np.ndarray], lengths: np.ndarray, out: torch.Tensor) -> None:
+    row = out.numpy()[0]
+    num_tokens = lengths.sum()
+    row[num_tokens:] = 0
+    np.concatenate(parts, out=row[:num_tokens], casting="same_kind")

@@ -50,7 +50,7 @@ class PlanReader:
         # Only our own store is known to give what it was asked for.
         self._is_trusted = isinstance(dataset, PreloadedDataset)
         self._widths = plan.widths if plan.layout == "padded" else np.full(len(plan), plan.config.token_budget)
-        self._layout = BatchLayout(plan.layout, most_width=int(self._widths.max()), pin_memory=pin_memory)
+        self._layout = BatchLayout(plan.layout, pin_memory=pin_memory)
 
     def read(self, batch_id: int, place: ReadPlace) -> Batch:
         """Read one batch.

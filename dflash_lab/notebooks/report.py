@@ -101,7 +101,7 @@ def build_report(
         if results and results[-1].status == "interrupted":
             results.append(_not_reached(run))
             continue
-        say(f"[{number}/{len(planned)}] {run.name} ...")
+        say(f"[{number}/{len(planned)}] {run.name} ..." + (f" ({run.note})" if run.note else ""))
         result = run_notebook(run.notebook, run.values, outputs, name=run.name)
         result = _write_page(result, folder)
         say(f"[{number}/{len(planned)}] {run.name}: {result.status} in {result.seconds:.1f} s")

@@ -14,12 +14,13 @@ NOTEBOOK_PATTERN = "[0-9][0-9]_*.ipynb"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One run of a report: a notebook, a name and checked values."""
+    """One run of a report: a notebook, a name and checked values; `note` says what of the given ones it leaves out."""
 
     notebook: Path
     name: str
     values: dict[str, object]
     declared: dict[str, Parameter]
+    note: str = ""
 
 
 def plan_runs(
@@ -29,7 +30,8 @@ def plan_runs(
 
     Args:
         notebooks: Folder of the notebooks.
-        parameters: Values by name for every run whose notebook has them.
+        parameters: Values by name for every run whose notebook has them. A notebook that trains for a target takes
+            `data_path` only together with `target`.
         only: Beginning of a run's name, or several; all when None.
 
     Returns:
@@ -64,8 +66,13 @@ def plan_runs(
     planned = []
     for path, name, own in listed:
         values = {key: value for key, value in parameters.items() if key in declared[path]} | own
+        note = ""
+        if "target" in declared[path] and "target" not in values and values.get("data_path"):
+            # Ids mean nothing to a model that was made with another tokenizer.
+            values["data_path"] = ""
+            note = "on the built-in corpus: for your samples it needs the model that knows their ids, -p target FOLDER"
         values = check_parameters(declared[path], values, notebook=path.name)
-        planned.append(PlannedRun(notebook=path, name=name, values=values, declared=declared[path]))
+        planned.append(PlannedRun(notebook=path, name=name, values=values, declared=declared[path], note=note))
     return planned
 
 

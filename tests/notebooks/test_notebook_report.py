@@ -5,6 +5,7 @@ import dataclasses
 import subprocess
 import sys
 
+import nbformat
 import pytest
 
 from dflash_lab.notebooks import NotebookError, build_report
@@ -214,3 +215,13 @@ def test_markdown_is_rendered_without_its_scripts():
     assert "<table>" in page
     assert "<code>a &lt; b</code>" in page
     assert "script" not in page
+
+
+def test_a_notebook_that_trains_takes_own_data_only_with_its_target(tmp_path):
+    cells = [nbformat.v4.new_code_cell('data_path: str = ""  # samples\ntarget: str = "tiny"  # model')]
+    cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "06_train.ipynb")
+    (alone,) = plan_runs(tmp_path, parameters={"data_path": "mine.parquet"}, only=None)
+    assert alone.values["data_path"] == "" and "-p target FOLDER" in alone.note
+    (both,) = plan_runs(tmp_path, parameters={"data_path": "mine.parquet", "target": "model"}, only=None)
+    assert (both.values["data_path"], both.values["target"], both.note) == ("mine.parquet", "model", "")
