@@ -31,12 +31,22 @@ class _Column:
         part = self.values[self.starts[index] : self.stops[index]]
         return part if isinstance(part, np.ndarray) else part.to_numpy(zero_copy_only=False)
 
-    def flags(self, begin: int, end: int) -> np.ndarray:
-        """Give values that are all 0 or 1 as bool: a view where each is a byte, else a copy."""
-        part = self.values[begin:end]
-        if not isinstance(part, np.ndarray):
-            return part.to_numpy(zero_copy_only=False)
-        return part.view(bool) if part.itemsize == 1 else part.astype(bool)
+    def flags(self) -> np.ndarray | _CopiedFlags:
+        """Give values that are all 0 or 1 as bool: a view where each is a byte, else what copies when it is cut."""
+        if isinstance(self.values, np.ndarray) and self.values.itemsize == 1:
+            return self.values.view(bool)
+        return _CopiedFlags(self.values)
+
+
+@dataclass(frozen=True)
+class _CopiedFlags:
+    """Values 0 and 1 that lie as bits or as wider numbers; a slice of them is a bool copy."""
+
+    values: np.ndarray | pa.BooleanArray
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        values = self.values[part]
+        return values.astype(bool) if isinstance(values, np.ndarray) else values.to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,23 @@ class TokenViews:
 
     input_ids: list[np.ndarray]
     loss_masks: list[np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Where every row of all record batches begins, for many rows at a time.
+
+    Args:
+        ids: Values of each record batch.
+        flags: Mask values of each record batch, cut to bool arrays.
+        ids_starts: int64 or int32 (n,), where each row begins in the values of its record batch.
+        mask_starts: The same for the mask.
+    """
+
+    ids: list[np.ndarray]
+    flags: list[np.ndarray | _CopiedFlags]
+    ids_starts: np.ndarray
+    mask_starts: np.ndarray
 
 
 class MappedTokens:
@@ -81,7 +108,7 @@ class MappedTokens:
         self._batches = [batch for path in paths for batch in record_batches(path, mapped=True)]
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
         self._columns: dict[int, tuple[_Column, _Column]] = {}
-        self._starts: tuple[np.ndarray, np.ndarray] | None = None
+        self._places: _Places | None = None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -105,17 +132,18 @@ class MappedTokens:
             numbers: int64 (n,), rows.
             lengths: Whole numbers (n,), tokens to give of each, at most those that it has.
         """
-        if self._starts is None:
-            every = [self._columns_of(at) for at in range(len(self._batches))]
-            self._starts = tuple(np.concatenate([pair[side].starts for pair in every]) for side in (0, 1))  # type: ignore[assignment]
+        places = self._places
+        if places is None:
+            columns = [self._columns_of(at) for at in range(len(self._batches))]
+            self._places = places = _Places(
+                ids=[ids.values for ids, _ in columns],
+                flags=[mask.flags() for _, mask in columns],
+                ids_starts=np.concatenate([ids.starts for ids, _ in columns]),
+                mask_starts=np.concatenate([mask.starts for _, mask in columns]),
+            )
         at = np.searchsorted(self._ends, numbers, side="right").tolist()
-        input_ids, loss_masks = [], []
-        begins = zip(*(starts[numbers].tolist() for starts in self._starts), strict=True)  # type: ignore[union-attr]
-        for batch, (ids_begin, mask_begin), length in zip(at, begins, lengths.tolist(), strict=True):
-            ids, mask = self._columns[batch]
-            input_ids.append(ids.values[ids_begin : ids_begin + length])
-            loss_masks.append(mask.flags(mask_begin, mask_begin + length))
-        return TokenViews(input_ids, loss_masks)
+        ids_begins, mask_begins = places.ids_starts[numbers], places.mask_starts[numbers]
+        return TokenViews(_cut(places.ids, at, ids_begins, lengths), _cut(places.flags, at, mask_begins, lengths))
 
     def _columns_of(self, at: int) -> tuple[_Column, _Column]:
         """Give ids and mask of one record batch, whose description is read once."""
@@ -123,6 +151,13 @@ class MappedTokens:
             batch = self._batches[at]
             self._columns[at] = tuple(_column(batch.column(name)) for name in self._names)  # type: ignore[assignment]
         return self._columns[at]
+
+
+def _cut(
+    values: list[np.ndarray] | list[np.ndarray | _CopiedFlags], at: list[int], begins: np.ndarray, lengths: np.ndarray
+) -> list[np.ndarray]:
+    spans = zip(at, begins.tolist(), (begins + lengths).tolist(), strict=True)
+    return [values[batch][begin:end] for batch, begin, end in spans]
 
 
 def _state(path: Path) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +131,11 @@ def way_to_read(dataset: Any) -> str:
     Raises:
         ValueError: If there is no way.
     """
-    for definitions in map(vars, type(dataset).__mro__):
-        found = [way for way in _WAYS if way in definitions or (way in _WAYS[:2] and way in _own_names(dataset))]
+    own = vars(dataset) if hasattr(dataset, "__dict__") else {}
+    # Python looks `dataset[i]` up in the class alone.
+    places = [own.keys() - {"__getitem__"}, *map(vars, type(dataset).__mro__)]
+    for names in places:
+        found = [way for way in _WAYS if way in names]
         if found:
             return found[0]
     # Wrappers may pass every name on without defining one.
@@ -140,10 +143,6 @@ def way_to_read(dataset: Any) -> str:
     if passed_on:
         return passed_on[0]
     raise ValueError(f"dataset is a {type(dataset).__name__}; legal: a data set with one of {', '.join(_WAYS)}")
-
-
-def _own_names(dataset: Any) -> dict[str, object]:
-    return vars(dataset) if hasattr(dataset, "__dict__") else {}
 
 
 def check_belongs(plan: object, dataset: Any) -> None:
@@ -168,7 +167,7 @@ def check_belongs(plan: object, dataset: Any) -> None:
         held, most = np.maximum.reduceat(plan.sample_lengths, plan.offsets[:-1]), plan.widths
     _first(held > most, lambda at: f"broken plan: batch {at} has {held[at]} tokens in a row of {most[at]}")
     foreign = "the plan was made from other data"
-    if hasattr(dataset, "__len__"):
+    if isinstance(dataset, Sized):
         num_samples = len(dataset)
         _first(
             (plan.sample_ids < 0) | (plan.sample_ids >= num_samples),

@@ -9,13 +9,15 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from dflash_lab.figures import style
 from dflash_lab.figures.numbers import format_count
 
 # Points of a line: more are not seen at half a page's width, and only make files large.
 MAX_POINTS = 1_500
+# A curve whose largest value is so many times its median is drawn over a logarithmic axis.
+LOG_RATIO = 8.0
 # Steps that the smooth line averages over, as a share of the run.
 SMOOTH_SHARE = 0.04
 
@@ -145,7 +147,15 @@ def _draw_panel(ax: Axes, table: pl.DataFrame, panel: _Panel, *, smoothed: bool)
             marker="o", markersize=2.8, linewidth=0.9,
         )  # fmt: skip
     ax.set_title(panel.label)
-    ax.yaxis.set_major_locator(MaxNLocator(4))
+    if len(values) and values.min() > 0 and values.max() > LOG_RATIO * np.median(values):
+        # The first steps of a run would otherwise flatten all others.
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator(4))
+    if panel.column == "noise" and not values.any():
+        ax.set_ylim(0, 1)
     if panel.column == "learning_rate":
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}" if value else "0"))
     elif panel.as_percent:
