@@ -83,12 +83,12 @@ def test_build_string_is_no_bound():
 
 
 def test_extras():
-    assert set(project()["optional-dependencies"]) == {"dev", "trackers"}
+    assert set(project()["optional-dependencies"]) == {"dev", "trackers", "real-inputs"}
 
 
-@pytest.mark.parametrize("name", requirements("dev", "trackers"))
+@pytest.mark.parametrize("name", requirements("dev", "trackers", "real-inputs"))
 def test_direct_dependency_has_a_bound_and_a_tested_version_within_it(name):
-    specifier = requirements("dev", "trackers")[name]
+    specifier = requirements("dev", "trackers", "real-inputs")[name]
     assert any(bound.operator == ">=" for bound in specifier), f"{name} has no lower bound"
     assert canonicalize_name(name) in pins(), f"{name} is not in constraints.txt"
     assert pins()[canonicalize_name(name)] in specifier
@@ -130,7 +130,9 @@ def test_every_import_of_the_package_is_a_declared_dependency():
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(node.module.partition(".")[0])
     imported -= {*sys.stdlib_module_names, "dflash_lab"}
-    assert {canonicalize_name(IMPORT_NAMES.get(name, name)) for name in imported} <= set(requirements("trackers"))
+    assert {canonicalize_name(IMPORT_NAMES.get(name, name)) for name in imported} <= set(
+        requirements("trackers", "real-inputs")
+    )
 
 
 def test_python_bounds_agree_with_the_makefile():
