@@ -46,7 +46,7 @@ PRESETS = {
     ),
     # For a target of hidden size 192 and its 3,000 answers of 50 tokens: 188 steps, in 152 to 277 s on two cores that
     # others used as well; held-out tau 2.47. With 16 anchors a sample a step took nearly twice as long, and a run that
-    # was meant for 282 steps had 2.35 after 100 of them. One run each.
+    # was meant for 282 steps had 2.35 after 100 of them. One run each, not for the same time.
     "tiny": RunConfig(
         batching=BatchingConfig(
             strategy="capacity", order="window_strata", token_budget=2_048, max_seq_len=512, max_batch_size=32, window=2

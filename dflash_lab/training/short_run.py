@@ -313,7 +313,8 @@ def _conversations(named: NamedTarget) -> PreloadedDataset:
 
     def build(folder: Path) -> None:
         write_builtin_conversations(folder / "chats.jsonl", form="single_turn")
-        tokenize_conversations(folder / "chats.jsonl", tokenizer, folder / "samples.arrow")
+        # Python's sources hold names that are control tokens to some tokenizers, such as <filename>.
+        tokenize_conversations(folder / "chats.jsonl", tokenizer, folder / "samples.arrow", on_bad_row="skip")
 
     return load_or_build(
         [place], lambda folder: PreloadedDataset.open(folder / "samples.arrow"), build, label="built-in conversations"
