@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from dflash_lab.batching import BatchPlan
 from dflash_lab.data import PreloadedDataset
 from dflash_lab.drafter import AnchorBudget, Drafter, DrafterConfig
-from dflash_lab.feed import BatchPrefetcher
+from dflash_lab.feed import Batch, BatchPrefetcher
 from dflash_lab.target import TargetModel
 from dflash_lab.training.assembly import Devices
 from dflash_lab.training.config import RunConfig
@@ -77,6 +78,9 @@ def try_heaviest(
 
     Returns:
         Both batches; one if it is the same.
+
+    Raises:
+        MemoryError: If a batch does not fit, naming it, its shape and what to lower.
     """
     drafter = Drafter(shape, seed=config.seed).to(devices.drafter)
     for parameter in drafter.parameters():
@@ -101,8 +105,9 @@ def try_heaviest(
         with BatchPrefetcher(dataset, plans[epoch], num_workers=1, depth=1, start=batch_id) as batches:
             batch = next(iter(batches))
         begin = time.perf_counter()
-        features = features_of.features(batch, with_logits=config.loss.kind == "kl")
-        sums = micro_batch.add_gradients(features, noise=config.noise.amplitude)
+        with _named_if_too_large(batch, why, config):
+            features = features_of.features(batch, with_logits=config.loss.kind == "kl")
+            sums = micro_batch.add_gradients(features, noise=config.noise.amplitude)
         tried.append(
             HeaviestBatch(
                 why=why,
@@ -118,6 +123,23 @@ def try_heaviest(
         del features
     del moments
     return tuple(tried)
+
+
+@contextmanager
+def _named_if_too_large(batch: Batch, why: str, config: RunConfig) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # On a CPU torch raises a bare RuntimeError; only its words tell.
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in str(error):
+            raise
+        rows, width = batch.input_ids.shape
+        raise MemoryError(
+            f"batch {batch.batch_id} of epoch {batch.epoch} ({why}) does not fit into memory: {batch.num_samples} "
+            f"samples in {rows} rows of {width} tokens; lower batching.token_budget ({config.batching.token_budget}), "
+            f"batching.max_seq_len ({config.batching.max_seq_len}) or anchors.amount ({config.anchors.amount} per "
+            f"{config.anchors.per}): {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
 
 
 def _blocks_by_batch(plan: BatchPlan, dataset: PreloadedDataset, config: RunConfig) -> np.ndarray:

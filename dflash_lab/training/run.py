@@ -103,6 +103,7 @@ def try_heaviest_batches(
 
     Raises:
         ValueError: As `train_drafter`.
+        MemoryError: If a batch does not fit, naming it, its shape and what to lower.
     """
     devices = choose_devices(device, target_devices, drafter_device, num_target_loops=config.pipeline.num_target_loops)
     # The folder is never touched: nothing runs.

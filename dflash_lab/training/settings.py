@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, fields
 
 from dflash_lab.batching.config import whole_number
@@ -265,8 +266,14 @@ def number(
         (below, "<", float.__lt__),
     ]
     set_limits = [(limit, sign, holds) for limit, sign, holds in limits if limit is not None]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not all(holds(float(value), float(limit)) for limit, _, holds in set_limits):
+    # numpy's numbers are real ones, too.
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        held = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        # A whole number that no float can hold.
+        held = math.inf
+    if not math.isfinite(held) or not all(holds(held, float(limit)) for limit, _, holds in set_limits):
         legal = " and ".join(f"{sign} {limit:g}" for limit, sign, _ in set_limits)
         raise ValueError(f"{name} is {value!r}; legal: a finite number {legal}")
 

@@ -93,6 +93,36 @@ def test_what_is_out_of_range_is_refused(kind, values, message):
         kind(**values)
 
 
+def leaves(values, prefix=""):
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+@pytest.mark.parametrize("name", list(leaves(RunConfig.preset("tiny").to_dict())))
+def test_values_of_no_legal_kind_are_refused_by_dotted_name(name):
+    config = RunConfig.preset("tiny")
+    values = ["3", float("nan"), float("inf"), [], {}, [1], b"3", -1]
+    if name != "noise.is_applied":
+        values.append(True)
+    for value in values:
+        with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+            config.replace({name: value})
+
+
+def test_numpy_numbers_are_numbers_and_huge_ones_are_refused():
+    for value in (np.float32(0.25), np.float64(0.25)):
+        config = RunConfig.preset("tiny", {"optimizer.learning_rate": value})
+        assert json.loads(json.dumps(config.to_dict()))["optimizer"]["learning_rate"] == 0.25
+    assert OptimizerSettings(learning_rate=np.int64(1)).learning_rate == 1
+    with pytest.raises(ValueError, match="optimizer.learning_rate is 1000.* a finite number > 0"):
+        RunConfig.preset("tiny", {"optimizer.learning_rate": 10**400})
+    with pytest.raises(ValueError, match="learning_rate is .*True.*; legal: a finite number"):
+        OptimizerSettings(learning_rate=np.bool_(True))
+
+
 def test_changes_by_dotted_name():
     config = RunConfig.preset("tiny", {"optimizer.betas": [0.8, 0.9], "epochs": 5, "batching.seed": 7})
     assert config.optimizer.betas == (0.8, 0.9) and config.epochs == 5 and config.batching.seed == 7
