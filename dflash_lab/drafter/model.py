@@ -142,7 +142,9 @@ class Drafter(nn.Module):
         return self.norm(hidden)
 
     def _fused(self, features: torch.Tensor) -> torch.Tensor:
-        return self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
+        if not torch.is_autocast_enabled(features.device.type):
+            features = features.to(self.fc.weight.dtype)
+        return self.hidden_norm(self.fc(features))
 
     def _rotation(self, positions: torch.Tensor) -> Rotation:
         dim = self.config.head_dim

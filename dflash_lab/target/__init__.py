@@ -10,6 +10,7 @@ from dflash_lab.target.answers import WrittenAnswers, write_answers
 from dflash_lab.target.architecture import default_target_layer_ids
 from dflash_lab.target.hf import TransformersTarget
 from dflash_lab.target.loop import BatchSource, TargetForwardLoop, TargetForwardLoops
+from dflash_lab.target.named import NamedTarget, open_target, unused_id
 from dflash_lab.target.protocol import TargetCache, TargetFeatures, TargetModel, TargetStep
 from dflash_lab.target.smollm2 import smollm2_target, smollm2_tokenizer
 from dflash_lab.target.tiny import TinyTarget
@@ -20,6 +21,7 @@ __all__ = [
     "AnswerFigures",
     "AnswerSettings",
     "BatchSource",
+    "NamedTarget",
     "TargetCache",
     "TargetFeatures",
     "TargetForwardLoop",
@@ -32,8 +34,10 @@ __all__ = [
     "WrittenAnswers",
     "answer_corpus",
     "default_target_layer_ids",
+    "open_target",
     "smollm2_target",
     "smollm2_tokenizer",
     "tiny_corpus",
+    "unused_id",
     "write_answers",
 ]

@@ -156,3 +156,19 @@ def transformed_logits(logits: torch.Tensor, config: Any) -> torch.Tensor:
         logits = logits * config.logit_scale
     cap = config.final_logit_softcapping if hasattr(config, "final_logit_softcapping") else None
     return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def control_ids_of(model: nn.Module, config: Any) -> tuple[int, ...]:
+    """Give the ids that mean padding, begin or end to a model, as its settings name them.
+
+    Args:
+        model: The model; one that generates has settings of its own for that.
+        config: Its text config.
+
+    Returns:
+        Different ids, increasing.
+    """
+    sources = [config] + ([model.generation_config] if model.can_generate() else [])
+    named = [vars(source).get(name) for source in sources for name in ("pad_token_id", "bos_token_id", "eos_token_id")]
+    found = [each for held in named for each in (held if isinstance(held, list | tuple) else [held])]
+    return tuple(sorted({int(each) for each in found if each is not None}))

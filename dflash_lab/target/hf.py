@@ -15,6 +15,7 @@ from torch import nn
 from dflash_lab.feed.batch import Batch
 from dflash_lab.target.architecture import (
     checked_target_layer_ids,
+    control_ids_of,
     decoder_of,
     default_target_layer_ids,
     embedding_scale_of,
@@ -74,6 +75,7 @@ class TransformersTarget:
         self.hidden_size = int(self._config.hidden_size)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.rope_theta = rope_theta_of(self._config)
+        self.control_ids = control_ids_of(model, self._config)
         self.name = name or self._config._name_or_path or type(model).__name__
         self._embedding_scale = embedding_scale_of(model, self._config)
         accepted = inspect.signature(self._decoder.forward).parameters

@@ -70,6 +70,7 @@ class TargetModel(Protocol):
         vocab_size: Number of token ids.
         target_layer_ids: Layers whose own outputs are the features, from 0, increasing.
         rope_theta: Base of its rotary positions; 10,000 where it has none.
+        control_ids: Ids that mean padding, begin or end to it, as far as it says.
         device: Where its embeddings stand.
         dtype: Of its weights and features.
         name: For logs and exports.
@@ -81,6 +82,7 @@ class TargetModel(Protocol):
     vocab_size: int
     target_layer_ids: tuple[int, ...]
     rope_theta: float
+    control_ids: tuple[int, ...]
     name: str
 
     @property

@@ -11,7 +11,7 @@ import torch
 
 from dflash_lab.batching import BatchingConfig, BatchPlan, plan_epoch
 from dflash_lab.data import PreloadedDataset
-from dflash_lab.drafter import Drafter, DrafterConfig
+from dflash_lab.drafter import Drafter, DrafterConfig, check_mask_token_id
 from dflash_lab.target import TargetModel
 from dflash_lab.training.config import RunConfig
 from dflash_lab.training.settings import DrafterSettings
@@ -69,7 +69,7 @@ def drafter_config(settings: DrafterSettings, target: TargetModel) -> DrafterCon
     """Give the drafter the shape that its settings and its target ask for.
 
     Raises:
-        ValueError: If no mask token is named, or the shape is not legal.
+        ValueError: If no mask token is named, it is one of the target's control tokens, or the shape is not legal.
     """
     width = target.hidden_size
     if settings.mask_token_id is None:
@@ -77,6 +77,7 @@ def drafter_config(settings: DrafterSettings, target: TargetModel) -> DrafterCon
             f"drafter.mask_token_id is not set; legal: an unused id in [0, {target.vocab_size}), "
             f"never that of padding, end or unknown"
         )
+    check_mask_token_id(settings.mask_token_id, vocab_size=target.vocab_size, taken_ids=target.control_ids)
     head_dim = settings.head_dim or (128 if width >= 1024 else 32)
     heads = settings.num_attention_heads or max(1, width // head_dim)
     return DrafterConfig(

@@ -120,7 +120,8 @@ class RunConfig:
         """Give a config with some values changed.
 
         Args:
-            changes: Dotted names -> values, such as {"optimizer.learning_rate": 1e-3, "epochs": 2}.
+            changes: Dotted names -> values, such as {"optimizer.learning_rate": 1e-3, "epochs": 2}. A whole part may be
+                given as a mapping; what it does not name stays as it is.
 
         Raises:
             ValueError: As `from_dict`.
@@ -137,7 +138,7 @@ class RunConfig:
                 inside = inside[part]
             if last not in inside:
                 raise _unknown(dotted, list(inside))
-            inside[last] = value
+            inside[last] = _merged(inside[last], value)
         return type(self).from_dict(values)
 
     def unset_values(self, given: Mapping[str, object]) -> list[str]:
@@ -166,6 +167,13 @@ def first_difference(values: Mapping[str, object], others: Mapping[str, object],
         elif mine != other:
             return f"{prefix}{name} is {mine!r} and was {other!r}"
     return None
+
+
+def _merged(value: object, change: object) -> object:
+    """Change a value; of a part, given as a mapping, only what the mapping names."""
+    if not isinstance(value, dict) or not isinstance(change, Mapping):
+        return change
+    return {**value, **{name: _merged(value.get(name), held) for name, held in change.items()}}
 
 
 def _plain(value: object) -> typing.Any:

@@ -66,7 +66,8 @@ def try_heaviest(
 ) -> tuple[HeaviestBatch, ...]:
     """Run the batches with most padded tokens and with most draft blocks through target and drafter.
 
-    Gradients and moments of the size that training has are held meanwhile. Nothing of it stays.
+    Gradients and moments of the size that training has are held meanwhile, and as many batches of features as the
+    queues behind the target loops hold. Nothing of it stays.
 
     Args:
         plans: Of all epochs.
@@ -107,6 +108,8 @@ def try_heaviest(
         begin = time.perf_counter()
         with _named_if_too_large(batch, why, config):
             features = features_of.features(batch, with_logits=config.loss.kind == "kl")
+            # Full queues of the heaviest batch: training cannot hold more.
+            waiting = [features.hidden.clone() for _ in devices.targets for _ in range(config.pipeline.feature_depth)]
             sums = micro_batch.add_gradients(features, noise=config.noise.amplitude)
         tried.append(
             HeaviestBatch(
@@ -120,7 +123,7 @@ def try_heaviest(
                 peak_bytes={name: _peak_bytes(device) for name, device in own.items()},
             )
         )
-        del features
+        del features, waiting
     del moments
     return tuple(tried)
 

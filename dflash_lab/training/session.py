@@ -138,7 +138,7 @@ class Session:
         with (
             StopRequest() as stop,
             # First: without its package nothing is written.
-            open_tracker(tracker, self.run_dir, self.config) as self.tracker,
+            open_tracker(tracker, self.run_dir, self.config, after_step=self.state.step) as self.tracker,
             in_use(self.run_dir) if self.is_writing else nullcontext(),
             self._open_log(log_dir, rank) as self.log,
         ):

@@ -20,8 +20,7 @@ from dflash_lab.data import (
 from dflash_lab.data.folders import cache_folder, key_of, load_or_build
 from dflash_lab.data.paths import user_path
 from dflash_lab.drafter import Drafter, ExportFinding, export_drafter, lint_export
-from dflash_lab.target import AnswerSettings, TransformersTarget, answer_corpus, tiny_corpus
-from dflash_lab.target.named import NamedTarget, open_target
+from dflash_lab.target import AnswerSettings, NamedTarget, TransformersTarget, answer_corpus, open_target, tiny_corpus
 from dflash_lab.training.assembly import Split, choose_devices, drafter_config, split_samples
 from dflash_lab.training.checkpoint import find_checkpoint, load_weights, read_state
 from dflash_lab.training.config import RunConfig

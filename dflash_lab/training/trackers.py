@@ -24,7 +24,7 @@ class Tracker(Protocol):
 
 
 @contextmanager
-def open_tracker(name: str | None, run_dir: Path, config: RunConfig) -> Iterator[Tracker]:
+def open_tracker(name: str | None, run_dir: Path, config: RunConfig, *, after_step: int = 0) -> Iterator[Tracker]:
     """Open a tracker for a run, and close it at the end.
 
     Args:
@@ -32,6 +32,7 @@ def open_tracker(name: str | None, run_dir: Path, config: RunConfig) -> Iterator
             WANDB_MODE=offline.
         run_dir: The run's folder.
         config: The run's settings, shown beside it.
+        after_step: Steps that stand; TensorBoard shows nothing of later ones that an earlier session wrote.
 
     Raises:
         ValueError: If the tracker's package is not installed.
@@ -44,7 +45,7 @@ def open_tracker(name: str | None, run_dir: Path, config: RunConfig) -> Iterator
         except ImportError as error:
             raise _missing(name, error) from None
         run_dir.mkdir(parents=True, exist_ok=True)
-        with SummaryWriter(str(run_dir / "tensorboard")) as writer:
+        with SummaryWriter(str(run_dir / "tensorboard"), purge_step=after_step + 1 if after_step else None) as writer:
             writer.add_text("config", f"```\n{config.to_dict()}\n```")
             yield _TensorBoard(writer)
     else:

@@ -351,3 +351,9 @@ def test_copies_on_two_devices_agree(tiny_model, some_samples, packed_batch):
     features = moved.features(batch, with_logits=True)
     assert features.batch.input_ids.is_cuda and features.hidden.is_cuda
     assert torch.allclose(features.hidden.cpu(), target.features(batch).hidden, atol=1e-3)
+
+
+def test_control_ids_are_those_of_both_settings(tiny_model):
+    model = tiny_model("llama", pad_token_id=3, bos_token_id=1, eos_token_id=[2, 7])
+    model.generation_config.eos_token_id = [7, 9]
+    assert TransformersTarget(model, target_layer_ids=TAPS).control_ids == (1, 2, 3, 7, 9)

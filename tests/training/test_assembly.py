@@ -123,6 +123,8 @@ def test_a_mask_token_must_be_named_and_known(target):
         drafter_config(DrafterSettings(), target)
     with pytest.raises(ValueError, match="mask_token_id is 64"):
         drafter_config(DrafterSettings(mask_token_id=64), target)
+    with pytest.raises(ValueError, match=r"mask_token_id is 0; legal: an unused id, none of \[0\]"):
+        drafter_config(DrafterSettings(mask_token_id=0), target)
 
 
 def test_ids_past_the_vocabulary_are_refused(target):

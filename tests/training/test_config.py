@@ -178,3 +178,11 @@ def test_the_source_run_with_its_faults():
         0.0998, abs=5e-5
     )
     assert not faulty.noise.is_applied
+
+
+def test_a_part_given_as_a_mapping_keeps_what_it_does_not_name():
+    config = RunConfig.preset("tiny", {"loss.gamma": 3.0, "drafter.mask_token_id": 5})
+    changed = config.replace({"loss": {"kind": "dpace"}})
+    assert changed == config.replace({"loss.kind": "dpace"}) and changed.loss.gamma == 3.0
+    with pytest.raises(ValueError, match="loss.gama is not a setting"):
+        config.replace({"loss": {"gama": 3.0}})

@@ -1,5 +1,7 @@
 """A batch that does not fit is named, with its shape and what to lower; nothing of a try stays."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -83,3 +85,19 @@ def test_no_batch_of_the_run_has_more_blocks_or_tokens(tiny_run, dataset, target
     # A block needs a scored slot to be counted; the samples' masks are one stretch, so that all blocks have one.
     assert max(batch.num_blocks for batch in tried) == max(step.num_blocks for step in steps)
     assert tried[0].padded_tokens == np.max([step.padded_tokens for step in steps])
+
+
+def test_full_queues_are_held_beside_the_batch(tiny_run, dataset, target, monkeypatch):
+    held, honest = [], MicroBatch.add_gradients
+
+    def watched(self, features, *, noise):
+        alive = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        held.append(sum(each.shape == features.hidden.shape and each.dtype == features.hidden.dtype for each in alive))
+        return honest(self, features, noise=noise)
+
+    monkeypatch.setattr(MicroBatch, "add_gradients", watched)
+    for depth in (1, 4):
+        config = tiny_run.make_config(**{"pipeline.feature_depth": depth, "noise.amplitude": 0.0})
+        training.try_heaviest_batches(config, dataset, target, device="cpu")
+    half = len(held) // 2
+    assert [deep - flat for flat, deep in zip(held[:half], held[half:], strict=True)] == [3] * half

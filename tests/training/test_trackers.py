@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from dflash_lab import analysis
+from dflash_lab import analysis, training
 
 
 class Curves:
@@ -35,8 +35,8 @@ def tensorboard(monkeypatch):
     curves = Curves()
 
     class SummaryWriter:
-        def __init__(self, folder):
-            curves.opened_with = folder
+        def __init__(self, folder, purge_step):
+            curves.opened_with, curves.purged_from = folder, purge_step
 
         def add_text(self, name, text):
             assert name == "config" and "token_budget" in text
@@ -85,7 +85,23 @@ def wandb(monkeypatch):
 def test_tensorboard(train, tensorboard, tmp_path):
     train(tmp_path / "run", **{"log.tracker": "tensorboard"})
     assert tensorboard.opened_with == str(tmp_path / "run" / "tensorboard")
+    assert tensorboard.purged_from is None
     compare(tensorboard, tmp_path / "run")
+
+
+def test_tensorboard_drops_what_a_killed_session_wrote_past_its_checkpoint(train, tensorboard, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(metrics):
+        if metrics.step == 7:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(tmp_path / "run", on_step=kill, **{"log.tracker": "tensorboard"})
+    newest = training.find_checkpoint(tmp_path / "run").step
+    train(tmp_path / "run", **{"log.tracker": "tensorboard"})
+    assert tensorboard.purged_from == newest + 1
 
 
 def test_wandb(train, wandb, tmp_path, tiny_run):
