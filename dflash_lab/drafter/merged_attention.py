@@ -96,15 +96,14 @@ class _Tile:
     def tokens(self) -> slice:
         return slice(self.group.first_token + self.begin, self.group.first_token + self.end)
 
-    def hide(self, scores: torch.Tensor) -> None:
-        """Set to -inf what lies at and after each block's anchor, in scores (s, columns, G * rows)."""
+    def hidden(self, query: torch.Tensor) -> torch.Tensor | None:
+        """What lies at and after each block's anchor: bool (columns from the first anchor on, G * rows), or None."""
         anchors = self.group.anchors
         if self.end <= anchors[0]:
-            return
-        first = max(self.begin, anchors[0])
-        columns = torch.arange(first, self.end, device=scores.device)
-        rows = torch.tensor(anchors, device=scores.device).repeat_interleave(scores.shape[-1] // len(anchors))
-        scores[:, first - self.begin :].masked_fill_(columns[:, None] >= rows, float("-inf"))
+            return None
+        columns = torch.arange(max(self.begin, anchors[0]), self.end, device=query.device)
+        rows = torch.tensor(anchors, device=query.device).repeat_interleave(query.shape[2])
+        return columns[:, None] >= rows
 
 
 def _groups(layout: ContextLayout) -> Iterator[_Group]:
@@ -128,14 +127,15 @@ class _MergedAttention(torch.autograd.Function):
         total = own.sum(-1, keepdim=True)
         out = torch.matmul(own, block_value)  # (h, N, R, D)
         for group in _groups(layout):
-            for heads in group.head_slices(query):
-                # Views: what a tile adds goes straight into the results.
-                own_query, most, sums, merged = (
-                    tensor[heads, group.blocks].flatten(1, 2) for tensor in (query, largest, total, out)
-                )  # (s, G * R, ...)
-                for tile in group.tiles(query):
+            for tile in group.tiles(query):
+                hidden = tile.hidden(query)
+                for heads in group.head_slices(query):
+                    # Views: what a tile adds goes straight into the results.
+                    own_query, most, sums, merged = (
+                        tensor[heads, group.blocks].flatten(1, 2) for tensor in (query, largest, total, out)
+                    )  # (s, G * R, ...)
                     scores = torch.bmm(own_query, context_key[heads, tile.tokens].mT)  # (s, G * R, columns)
-                    tile.hide(scores.mT)
+                    _hide(scores.mT, hidden)
                     higher = torch.maximum(most, scores.amax(-1, keepdim=True))
                     scores.sub_(higher).exp_()
                     shrunk = most.sub_(higher).exp_()
@@ -161,20 +161,27 @@ class _MergedAttention(torch.autograd.Function):
         grad_query = torch.matmul(probs, block_key)
         grad_key, grad_value = torch.zeros_like(context_key), torch.zeros_like(context_value)
         for group in _groups(ctx.layout):
-            for heads in group.head_slices(query):
-                own_query, own_grad, own_sums, own_offset, own_grad_query = (
-                    tensor[heads, group.blocks].flatten(1, 2)
-                    for tensor in (query, grad_out, log_sums, offset, grad_query)
-                )  # (s, G * R, ...)
-                for tile in group.tiles(query):
+            for tile in group.tiles(query):
+                hidden = tile.hidden(query)
+                for heads in group.head_slices(query):
+                    own_query, own_grad, own_sums, own_offset, own_grad_query = (
+                        tensor[heads, group.blocks].flatten(1, 2)
+                        for tensor in (query, grad_out, log_sums, offset, grad_query)
+                    )  # (s, G * R, ...)
                     key, value = context_key[heads, tile.tokens], context_value[heads, tile.tokens]
                     # Keys by queries: of the three products with it, two need it so, and a transposed one takes
                     # half as long again.
                     probs = torch.bmm(key, own_query.mT).sub_(own_sums.mT)  # (s, columns, G * R)
-                    tile.hide(probs)
+                    _hide(probs, hidden)
                     probs.exp_()
                     grad_value[heads, tile.tokens].baddbmm_(probs, own_grad)
                     probs.mul_(torch.bmm(value, own_grad.mT).sub_(own_offset.mT))
                     grad_key[heads, tile.tokens].baddbmm_(probs, own_query)
                     own_grad_query.baddbmm_(probs.mT, key)
         return grad_query, grad_block_key, grad_block_value, grad_key, grad_value, None
+
+
+def _hide(scores: torch.Tensor, hidden: torch.Tensor | None) -> None:
+    """Set to -inf what blocks must not see, in the last columns of scores (s, columns, G * rows)."""
+    if hidden is not None:
+        scores[:, scores.shape[1] - len(hidden) :].masked_fill_(hidden, float("-inf"))
