@@ -50,6 +50,10 @@ ROOMS = {
         third_party=names("numpy torch safetensors"),
         lazy=names("tensorboard wandb"),
     ),
+    "study": Room(
+        ours=names("data batching feed target drafter training"),
+        third_party=names("numpy torch"),
+    ),
     "analysis": Room(ours=names("batching"), third_party=names("numpy polars pyarrow")),
     "figures": Room(third_party=names("numpy polars matplotlib")),
     "notebooks": Room(
@@ -60,7 +64,7 @@ ROOMS = {
     ),
     "widgets": Room(
         lazy=names("ipywidgets IPython"),
-        lazy_ours=names("data batching feed target drafter training analysis figures notebooks"),
+        lazy_ours=names("data batching feed target drafter training study analysis figures notebooks"),
     ),
 }
 

@@ -19,7 +19,11 @@ SHIPPED = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
 NAMES = [path.stem for path in SHIPPED]
 # A run takes minutes; here two steps on a target with random weights, with the same samples and the same files.
 SHORT = {"target": "random", "steps": 2, "num_prompts": 2, "max_new_tokens": 6}
-QUICK = {"06_short_run": SHORT, "07_drafter_quality": {**SHORT, "tree_blocks": 16, "anchors_per_sample": 4}}
+QUICK = {
+    "06_short_run": SHORT,
+    "07_drafter_quality": {**SHORT, "tree_blocks": 16, "anchors_per_sample": 4},
+    "09_run_diagnosis": {"target": "random", "steps": 2},
+}
 STRATEGIES = next(path for path in SHIPPED if path.stem.startswith("03"))
 
 
@@ -146,6 +150,20 @@ def test_the_source_runs_table_stands_in_the_notebook(tmp_path):
     assert rows["capacity"]["share_pairs_together_again"] < 0.006 and rows["capacity"]["longest_run_batches"] <= 3
     assert rows["packed"]["budget_use"] >= 0.999
     assert "last bucket's share of batches | share | 0.52 | reported | 0.518 | yes" in result.output_path.read_text()
+
+
+def test_a_pasted_log_is_diagnosed(tmp_path):
+    line = (
+        "[478m] step=4690 loss=1.0072 acc=0.154 streak=0.8 lr=5.99e-04 noise=0.0998 | tgt=0.65b/s dft=0.65b/s "
+        "(26.2Ktok/s) | q_pre=[43, 50, 28, 31, 25, 38] q_hs=[2] | epoch~0.41 ETA=4.6d"
+    )
+    given = {"run": line, "total_steps": 69_525, "epochs": 6}
+    result = notebooks.run_notebook(FOLDER / "09_run_diagnosis.ipynb", given, tmp_path)
+    result.raise_for_status()
+    text = answer_of(result.output_path)
+    assert "0.405 epochs are trained at 46,350 batches an epoch, 4 micro-batches a step" in text and "4.6 days" in text
+    drawn = {path.name for path in (tmp_path / "figures").glob("*.png")}
+    assert drawn == {"09_maths_pasted-lines.png", "09_loss_pasted-lines.png"}
 
 
 def test_a_path_that_is_not_there_fails_with_its_name(tmp_path):

@@ -86,6 +86,22 @@ def read_runs(paths: Iterable[str | Path]) -> pl.DataFrame:
     return pl.concat(tables.values(), how="diagonal_relaxed")
 
 
+def loss_and_bucket(table: pl.DataFrame) -> pl.DataFrame:
+    """Give the loss of each step, and the bucket that most of its batches are of.
+
+    Args:
+        table: As `read_run` gives it: step, loss and, where batches have buckets, bucket_ids (a list a step).
+
+    Returns:
+        One row a step: step, loss; and bucket (the smallest of several that are as frequent, -1 for none), where the
+        log has them.
+    """
+    if "bucket_ids" not in table.columns:
+        return table.select("step", "loss")
+    most_frequent = pl.col("bucket_ids").list.eval(pl.element().mode().min()).list.first()
+    return table.select("step", "loss", most_frequent.alias("bucket"))
+
+
 def _last_attempt(file: Path) -> dict[int, dict[str, object]]:
     """Read the rows that count by their step, ascending; a smaller step than the one before takes back what follows."""
     rows: dict[int, dict[str, object]] = {}

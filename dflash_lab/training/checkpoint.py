@@ -133,7 +133,7 @@ def find_checkpoint(run_dir: Path, *, at_most: int | None = None) -> FoundCheckp
         The checkpoint, or None where there is none.
     """
     passed_over = []
-    for step, folder in reversed(_folders(run_dir)):
+    for step, folder in reversed(checkpoint_folders(run_dir)):
         if at_most is not None and step > at_most:
             continue
         reason = why_incomplete(folder)
@@ -191,7 +191,7 @@ def load_weights(folder: Path, drafter: nn.Module, optimizer: torch.optim.Optimi
 
 def prune_checkpoints(run_dir: Path, *, keep: int, best_step: int | None) -> None:
     """Remove complete checkpoints but the newest `keep` and the best; incomplete ones stay for whoever looks."""
-    complete = [(step, folder) for step, folder in _folders(run_dir) if why_incomplete(folder) is None]
+    complete = [(step, folder) for step, folder in checkpoint_folders(run_dir) if why_incomplete(folder) is None]
     for step, folder in complete[:-keep]:
         if step != best_step:
             # Taken out of sight first: half a folder must not look like a checkpoint.
@@ -208,7 +208,7 @@ def set_newer_aside(run_dir: Path, *, step: int) -> None:
         run_dir: The run's folder.
         step: The step to go on from.
     """
-    for newer, folder in _folders(run_dir):
+    for newer, folder in checkpoint_folders(run_dir):
         if newer > step:
             aside = run_dir / CHECKPOINTS / SET_ASIDE / folder.name
             shutil.rmtree(aside, ignore_errors=True)
@@ -216,7 +216,8 @@ def set_newer_aside(run_dir: Path, *, step: int) -> None:
             os.replace(folder, aside)
 
 
-def _folders(run_dir: Path) -> list[tuple[int, Path]]:
+def checkpoint_folders(run_dir: Path) -> list[tuple[int, Path]]:
+    """Give step and folder of each checkpoint of a run, complete or not, by step."""
     parent = run_dir / CHECKPOINTS
     if not parent.is_dir():
         return []

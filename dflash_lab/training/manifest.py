@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +18,16 @@ from dflash_lab.training.files import write_json
 from dflash_lab.training.run_log import MANIFEST
 
 _PACKAGES = ("dflash-lab", "torch", "numpy", "transformers", "safetensors")
+
+
+@cache
+def code_fingerprint() -> str:
+    """Name the package's own code: another name as soon as a line of it differs. Read once, as modules are."""
+    folder, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def write_manifest(
@@ -46,6 +58,7 @@ def write_manifest(
         "python": platform.python_version(),
         "system": platform.platform(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "code": code_fingerprint(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),

@@ -57,7 +57,7 @@ PRESETS = {
         anchors=AnchorSettings(per="sample", amount=8),
         optimizer=OptimizerSettings(learning_rate=2e-3),
         validation=ValidationSettings(every_steps=50, max_samples=64, anchors_per_sample=16),
-        checkpoints=CheckpointSettings(every_steps=200, every_minutes=2.0, keep=2),
+        checkpoints=CheckpointSettings(every_steps=50, every_minutes=2.0, keep=4),
         pipeline=PipelineSettings(num_workers=1, prefetch_depth=8),
         log=LogSettings(status_every_seconds=10.0),
     ),

@@ -13,7 +13,8 @@ from dflash_lab.feed import Batch
 from dflash_lab.training.files import sync_folder
 from dflash_lab.training.step_metrics import StepMetrics
 
-METRICS, BATCHES, VALIDATION = "metrics.jsonl", "batches.jsonl", "validation.jsonl"
+METRICS, BATCHES, VALIDATION, SAVES = "metrics.jsonl", "batches.jsonl", "validation.jsonl", "saves.jsonl"
+_FILES = (METRICS, BATCHES, VALIDATION, SAVES)
 CONFIG, MANIFEST = "config.json", "manifest.json"
 # What was written after the checkpoint that a run went back to, and lines that a kill has cut off.
 SET_ASIDE = ".set_aside"
@@ -22,10 +23,10 @@ SET_ASIDE = ".set_aside"
 class RunLog:
     """The files of one run's folder, open for writing.
 
-    `metrics.jsonl` has one `StepMetrics` a line, `batches.jsonl` the samples that made each step, and
-    `validation.jsonl` the scores of held-out samples. A line is written whole and flushed at once, so that others read
-    along. Opened for a step, it takes what lies behind that step, and a half last line, out of the files and sets it
-    aside beside them.
+    `metrics.jsonl` has one `StepMetrics` a line, `batches.jsonl` the samples that made each step, `validation.jsonl`
+    the scores of held-out samples, and `saves.jsonl` the steps behind which a checkpoint was saved. A line is written
+    whole and flushed at once, so that others read along. Opened for a step, it takes what lies behind that step, and a
+    half last line, out of the files and sets it aside beside them.
 
     Args:
         run_dir: The run's folder; made where it is not there.
@@ -36,9 +37,9 @@ class RunLog:
     def __init__(self, run_dir: Path, *, after_step: int = 0, rank: int = 0) -> None:
         self.run_dir, self._rank = run_dir, rank
         run_dir.mkdir(parents=True, exist_ok=True)
-        for name in (METRICS, BATCHES, VALIDATION):
+        for name in _FILES:
             _cut(run_dir / name, after_step)
-        self._files = {name: open(run_dir / name, "a", encoding="utf-8") for name in (METRICS, BATCHES, VALIDATION)}
+        self._files = {name: open(run_dir / name, "a", encoding="utf-8") for name in _FILES}
 
     def add_step(self, metrics: StepMetrics, batches: Sequence[Batch]) -> None:
         """Write a step and its batches.
@@ -54,6 +55,10 @@ class RunLog:
     def add_validation(self, scores: Mapping[str, object]) -> None:
         """Write scores of held-out samples: plain data with a step."""
         self._write(VALIDATION, dict(scores))
+
+    def add_save(self, step: int) -> None:
+        """Write that a checkpoint was saved behind a step."""
+        self._write(SAVES, {"step": step})
 
     def sync(self) -> None:
         """Wait until all is on the disk."""

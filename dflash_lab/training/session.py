@@ -294,7 +294,10 @@ class Session:
         outcome = self.loop.train_window(window)
         train_seconds = time.perf_counter() - begin - window.wait_seconds
         self._advance(outcome, len(window.batches))
-        trees = self.scorer.score_trees(window.kept, max_blocks=self.config.log.tree_blocks) if window.kept else None
+        trees = None
+        # Trees of weights or features that are not finite say nothing.
+        if window.kept and not outcome.skipped:
+            trees = self.scorer.score_trees(window.kept, max_blocks=self.config.log.tree_blocks)
         metrics = self.reporter.add(
             FinishedStep(
                 outcome=outcome,
@@ -348,7 +351,7 @@ class Session:
         self.tracker.add_scores(self.held_out)
         tau = self.held_out["tau"]
         best = self.state.best_tau
-        if tau is not None and (best is None or tau > best):
+        if tau is not None and self.held_out["loss"] is not None and (best is None or tau > best):
             self.state = dataclasses.replace(self.state, best_tau=tau, best_step=self.state.step)
             # Otherwise the best weights would be gone with the next step.
             self._save()
@@ -362,6 +365,7 @@ class Session:
             self.checkpoint = save_checkpoint(
                 self.run_dir, self.loop.drafter, self.loop.optimizer, self.state, self.identity
             )
+            self.log.add_save(self.state.step)
             prune_checkpoints(self.run_dir, keep=self.config.checkpoints.keep, best_step=self.state.best_step)
         self.saved_step = self.state.step
 

@@ -14,6 +14,7 @@ from dflash_lab.target import TargetFeatures, TargetModel
 from dflash_lab.training.assembly import Split, plan_samples
 from dflash_lab.training.config import RunConfig
 from dflash_lab.training.micro_batch import Drafted, MicroBatch, MicroBatchSums, sums_of
+from dflash_lab.training.run_log import finite
 
 # Held-out samples are always scored as of this epoch: the same plan and the same anchors every time.
 _EPOCH = 0
@@ -45,7 +46,7 @@ class HeldOutScorer:
 
         Returns:
             Plain data: sums and counts, and loss, accuracy, streak, tau and full_tau, which are None where there is
-            nothing to divide by.
+            nothing to divide by; a loss that is not finite is None, too.
         """
         sums = MicroBatchSums.none(self._config.drafter.block_size)
         for drafted in self.drafted():
@@ -53,13 +54,13 @@ class HeldOutScorer:
         scores = sums.scores
         return {
             "num_samples": len(self._split.held_out_ids),
-            "loss_sum": sums.loss_sum,
+            "loss_sum": finite(sums.loss_sum),
             "loss_weight": sums.loss_weight,
             "correct_by_position": list(scores.correct_by_position),
             "total_by_position": list(scores.total_by_position),
             "accepted_sum": scores.accepted_sum,
             "num_blocks": scores.num_blocks,
-            "loss": sums.loss_sum / sums.loss_weight if sums.loss_weight else None,
+            "loss": finite(sums.loss_sum / sums.loss_weight) if sums.loss_weight else None,
             "accuracy": scores.accuracy,
             "streak": scores.streak,
             "tau": scores.tau,

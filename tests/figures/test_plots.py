@@ -169,6 +169,67 @@ TREES = pl.DataFrame(
 SPEED_UPS = pl.DataFrame(
     {"kind": ["chain", "tree"], "node_budget": [15, 64], "speed_up": [1.2, 1.5], "measured_speed_up": [None, 1.4]}
 )
+LOSSES = pl.DataFrame({"step": [1, 2, 4], "loss": [1.5, None, 0.5], "bucket": [0, 1, None]})
+SUSPECTS = pl.DataFrame(
+    {
+        "suspect": ["run of one bucket", "checkpoint saved", "queue stall"],
+        "num_onsets_near": [38, 2, None],
+        "expected_near": [12.1, 1.8, None],
+        "ratio": [3.14, 1.1, None],
+        "p_value": [1e-5, 0.5, None],
+        "adjusted_p": [5e-5, 1.0, None],
+        "verdict": ["guilty", "cleared", "not tested"],
+    }
+)
+EPOCH_MATHS = pl.DataFrame(
+    {
+        "name": ["epoch", "epoch", "ETA"],
+        "value": [0.0, 0.405, 4.6],
+        "low": [0.0, 0.4049, 4.55],
+        "high": [0.0, 0.4051, 4.65],
+        "unit": ["epochs", "epochs", "days"],
+        "how": ["shown", "steps and epochs", "shown"],
+    }
+)
+SCHEDULE = pl.DataFrame(
+    {
+        "step": [1, 2, 3],
+        "learning_rate": [1e-4, 2e-4, None],
+        "planned_learning_rate": [1e-4, 4e-4, 3e-4],
+        "noise": [0.0, 0.1, 0.1],
+        "planned_noise": [0.0, 0.1, 0.1],
+    }
+)
+SLOTS = pl.DataFrame({"position": [1, 2, 3], "loss_sum": [6.0, 2.0, 0.0], "loss_weight": [3.0, 2.0, 0.0]})
+ARMS = pl.DataFrame(
+    {
+        "label": ["sorted", "bucketed, anchors per batch"],
+        "between_variance": [0.1, 0.0],
+        "within_variance": [0.3, 0.2],
+        "between_share_by_chance": [0.05, None],
+    }
+)
+DEVIATIONS = pl.DataFrame({"label": ["sorted"] * 3 + ["packed"] * 2, "deviation": [-1.0, 0.0, 1.0, 0.5, -0.5]})
+COSINES = pl.DataFrame(
+    {
+        "bucket": ["[0, 128)", "[0, 128)", "[128, ∞)", "[128, ∞)"],
+        "other_bucket": ["[0, 128)", "[128, ∞)"] * 2,
+        "cosine": [1.0, -0.25, -0.25, None],
+        "half_cosine": [0.4, None, None, 0.02],
+    }
+)
+TAU_CURVES = pl.DataFrame(
+    {
+        "label": ["sorted", "sorted", "random", "random"],
+        "real_tokens": [1_000.0, 2_000.0] * 2,
+        "padded_tokens": [1_000.0, 2_000.0, 2_500.0, 5_000.0],
+        "tau": [1.1, 1.5, 1.2, 1.8],
+        "tau_low": [1.0, 1.4, 1.1, 1.7],
+        "tau_high": [1.2, 1.6, 1.3, 1.9],
+    }
+)
+STEP_BLOCKS = pl.DataFrame({"label": ["sorted"] * 3 + ["random"], "num_blocks": [8, 40, 104, 30]})
+SEED_SCALES = pl.DataFrame({"label": ["sorted", "sorted", "random"], "noise_scale_blocks": [100.0, 140.0, None]})
 PLOTS: dict[str, tuple[Callable[[pl.DataFrame], Figure], pl.DataFrame, str]] = {
     "plot_length_distribution": (figures.plot_length_distribution, BINS, "begins at 512 tokens and holds 70 %"),
     "plot_length_ecdf": (figures.plot_length_ecdf, POINTS, "Half of the samples have up to 1,367 tokens"),
@@ -191,6 +252,33 @@ PLOTS: dict[str, tuple[Callable[[pl.DataFrame], Figure], pl.DataFrame, str]] = {
     "plot_tau_by_slice": (figures.plot_tau_by_slice, SLICES, "[0, 770): 1.80 from 1,000 blocks"),
     "plot_tree_gain": (figures.plot_tree_gain, TREES, "With 64 nodes 2.60, of which the chain has 1.90"),
     "plot_speed_up": (figures.plot_speed_up, SPEED_UPS, "Best: tree with 64 nodes, 1.50 times as fast"),
+    "plot_loss_resets": (figures.plot_loss_resets, LOSSES, "Loss of 2 steps, from step 1 to 4. No reset is marked."),
+    "plot_attribution": (
+        figures.plot_attribution,
+        SUSPECTS,
+        "38 onsets near it where chance gives 12.1, adjusted p < ",
+    ),
+    "plot_epoch_maths": (figures.plot_epoch_maths, EPOCH_MATHS, "Not in agreement: epoch (epochs)."),
+    "plot_schedule": (
+        figures.plot_schedule,
+        SCHEDULE,
+        "step 2, 0.0002 applied and 0.0004 planned; noise amplitude: as",
+    ),
+    "plot_replayed_positions": (
+        figures.plot_replayed_positions,
+        SLOTS,
+        "2 nats at the first scored position, 1 at the",
+    ),
+    "plot_variance_split": (
+        figures.plot_variance_split,
+        ARMS,
+        "sorted: 25.0 % of 0.4 between buckets (5.0 % by chance)",
+    ),
+    "plot_loss_histograms": (figures.plot_loss_histograms, DEVIATIONS, "packed: standard deviation 0.5 over 2 steps"),
+    "plot_bucket_cosines": (figures.plot_bucket_cosines, COSINES, "[0, 128) and [128, ∞): -0.25"),
+    "plot_tau_curves": (figures.plot_tau_curves, TAU_CURVES, "random: 1.80 (1.70 to 1.90)"),
+    "plot_blocks_per_step": (figures.plot_blocks_per_step, STEP_BLOCKS, "sorted: 8 to 104, median 40"),
+    "plot_arm_measures": (figures.plot_arm_measures, SEED_SCALES, "sorted: 120 (100 to 140). 1 of 3 have none"),
     "plot_run_lengths": (figures.plot_run_lengths, RUNS, "bucketed: longest run 16 batches"),
 }
 every_plot = pytest.mark.parametrize(("plot", "table", "said"), PLOTS.values(), ids=PLOTS.keys())

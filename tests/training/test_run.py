@@ -285,3 +285,20 @@ def test_a_loss_that_is_not_finite_is_null_in_the_log(train, tmp_path, monkeypat
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line, parse_constant=lambda name: pytest.fail(name))
         assert row["loss_sum"] is None and row["skipped"] == "non-finite loss" and not row["updated"]
+
+
+def test_features_that_are_not_finite_are_skipped_where_trees_would_be_scored(train, target, tmp_path):
+    class Broken(type(target)):
+        def features(self, batch, *, with_logits=False):
+            features = super().features(batch, with_logits=with_logits)
+            if batch.batch_id in (0, 1):
+                features.hidden.fill_(float("nan"))
+            return features
+
+    result = train(tmp_path / "run", target=Broken(), epochs=1, **{"log.tree_every_steps": 1})
+    table = analysis.read_run(tmp_path / "run")
+    assert table["skipped"].to_list()[:2] == ["non-finite loss", ""] and result.state.skipped_steps == 1
+    scores = [json.loads(line) for line in (tmp_path / "run" / "validation.jsonl").read_text().splitlines()]
+    # Held-out batches have these numbers as well.
+    assert scores and all(line["loss"] is None and line["tau"] >= 1 for line in scores)
+    assert [len(budgets) > 0 for budgets in table["tree_budgets"].to_list()] == [False] + [True] * (len(table) - 1)

@@ -22,6 +22,7 @@ CHANGES = {
     "validation.max_samples": 4,
     "checkpoints.every_steps": 4,
     "checkpoints.every_minutes": None,
+    "checkpoints.keep": 2,
     "log.tree_every_steps": 7,
     "noise.amplitude": 0.05,
     "noise.warmup_steps": 6,
