@@ -10,6 +10,8 @@ SHELL := /bin/sh
 .PHONY: help env report test gpu-check soak lab lint bench real-inputs clean data-exists stale
 
 PYTHON ?= python3
+# Tests at a time; `make test TEST_PROCESSES=0 ARGS="-k plan"` runs them in pytest's own process, as a debugger wants it.
+TEST_PROCESSES ?= 2
 VENV_PYTHON := .venv/bin/python
 
 # torch's OpenMP threads spin while they wait: on a loaded 2-core machine two spinning threads made a training 16 times
@@ -53,8 +55,10 @@ find_data = data='$(subst ','\'',$(value DATA))'; \
 data-exists:
 	@$(say_and_stop) $(find_data) [ -z "$$data" ] || [ -e "$$data" ] || stop "DATA: there is no file or folder $$data"
 
+# One thread each: two tests with two threads each would wait for one another.
+test: export OMP_NUM_THREADS := 1
 test: .venv/.installed  ## run the test suite
-	@$(say_and_stop) $(VENV_PYTHON) -m pytest $(ARGS) \
+	@$(say_and_stop) $(VENV_PYTHON) -m pytest -n $(TEST_PROCESSES) $(ARGS) \
 	    || stop "Tests failed. To run one of them again: make test ARGS='-k NAME'"
 
 gpu-check: .venv/.installed  ## the tests that need a GPU, a short training run among them

@@ -22,6 +22,15 @@ SHORT = {"target": "random", "steps": 2, "num_prompts": 2, "max_new_tokens": 6}
 QUICK = {
     "06_short_run": SHORT,
     "07_drafter_quality": {**SHORT, "tree_blocks": 16, "anchors_per_sample": 4},
+    "08_gradients": {
+        "target": "random",
+        "arms": ["sorted"],
+        "num_seeds": 2,
+        "tokens_per_epoch": 3_000,
+        "epochs": 1,
+        "num_held_out": 4,
+        "processes": 1,
+    },
     "09_run_diagnosis": {"target": "random", "steps": 2},
 }
 STRATEGIES = next(path for path in SHIPPED if path.stem.startswith("03"))

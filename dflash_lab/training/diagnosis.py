@@ -273,6 +273,10 @@ def _crosses_epochs(sizes: list[int], accumulation: int, total_steps: int | None
 
 
 def _data_name(folder: Path, otherwise: str) -> str:
+    if (folder / ARGUMENTS).is_file():
+        # Chats were tokenised into a store of another name; what a target wrote itself has none.
+        given = json.loads((folder / ARGUMENTS).read_text(encoding="utf-8"))
+        return Path(given["data_path"]).name or f"the built-in corpus, target {Path(given['target']).name}"
     if not (folder / MANIFEST).is_file():
         return otherwise
     name = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["data"]["name"]
