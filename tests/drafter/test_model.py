@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dflash_lab.drafter import AnchorBudget, Documents, Drafter, DrafterConfig, drafter_loss, draw_blocks
+from dflash_lab.drafter import AnchorBudget, Documents, Drafter, DrafterConfig, drafter_loss, draw_blocks, model
 from dflash_lab.drafter.attention import attend_dense, attend_grouped
 from dflash_lab.drafter.flex_attention import attend_flex, is_flex_available
 from dflash_lab.drafter.layers import RMSNorm, Rotation
@@ -144,6 +144,27 @@ def test_the_default_form_is_the_reference():
     assert fastest_attend(torch.device("mps")) is attend_grouped
     drafter, batch = lively_drafter(), batch_of()
     torch.testing.assert_close(drafter(*batch), drafter(*batch, attend=attend_dense), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("changed", ["nothing", "a mask slot", "a first slot"])
+def test_mask_slots_that_are_alike_are_computed_once_and_come_out_the_same(monkeypatch, changed):
+    features, embeddings, blocks, documents = batch_of()
+    embeddings = embeddings.clone()
+    if changed == "a mask slot":
+        embeddings[-1, -1, 0] += 1e-3
+    if changed == "a first slot":
+        embeddings[-1, 0, 0] += 1.0
+    found = []
+    for judge in (model._slots_are_alike, lambda hidden: False):
+        monkeypatch.setattr(model, "_slots_are_alike", judge)
+        drafter = Drafter(config_of(), seed=3)
+        hidden = drafter(features, embeddings, blocks, documents)
+        (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+        found.append([hidden.detach(), *(parameter.grad for parameter in drafter.parameters())])
+    monkeypatch.undo()
+    assert model._slots_are_alike(embeddings) is (changed != "a mask slot")
+    for once, each in zip(*found, strict=True):
+        torch.testing.assert_close(once, each, rtol=1e-5, atol=1e-6)
 
 
 def test_padded_and_packed_batches_and_single_samples_give_the_same():
