@@ -268,6 +268,8 @@ def _answer(moment: Moment, sizes: Totals, figures: dict[str, Interval], checked
         counts = next((one.note for one in checked.checks if one.pair.startswith("epoch shown") and one.note), "")
         queued = "; the epoch shown counts what was still queued" if counts == "trained and queued" else ""
         sentences.append(f"The figures agree as far as they determine one another{queued}.")
+    if sizes.batches_per_epoch is None or "ETA" not in figures:
+        sentences.append("Epoch and time left are checked against one another once total_steps and epochs are given.")
     return " ".join(sentences)
 
 

@@ -179,7 +179,9 @@ def _wrong_eta(moment: Moment, sizes: Totals, number: int, left: TimeLeft, healt
             per_epoch = sizes.batches_per_epoch
             done = moment.step * number % per_epoch.value
             ways.append((ETA_OFF, "it is the time to the end of the epoch", (per_epoch - done).at_least(0.0) / rate))
-    for factor, words in ((60, "60 times"), (3600, "3,600 times"), (24, "24 times"), (1000, "1,000 times")):
+    units = ((60, "60 times"), (3600, "3,600 times"), (24, "24 times"), (1000, "1,000 times"))
+    # What is shown as 0 is no multiple of anything.
+    for factor, words in units if eta.value else ():
         ways.append((ETA_UNIT, f"it is {words} too large, as with another unit of time", healthy * factor))
         ways.append((ETA_UNIT, f"it is {words} too small, as with another unit of time", healthy * (1 / factor)))
     explained = [way for way in ways if way[2].value > 0 and eta.meets(way[2]) and not healthy.meets(way[2].value)]

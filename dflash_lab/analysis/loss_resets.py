@@ -24,6 +24,8 @@ RESET_SCHEMA = {
     "ending": pl.String,
 }
 _FEW = 100
+# So many losses far above their level are worth a word.
+_MANY_FAR = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,8 @@ def loss_resets(
         false_alarms_per_1000_steps=false_alarms_per_1000_steps,
         expected_false_alarms=expected,
         num_without_loss=int((~finite).sum()),
-        answer=_answer(found, threshold, num_scored, expected, int((~finite).sum())),
+        answer=_answer(found, threshold, num_scored, expected, int((~finite).sum()))
+        + _left_in_the_noise(losses, scan, threshold, in_reset),
     )
 
 
@@ -137,6 +140,21 @@ def _row(reset: Reset, steps: np.ndarray, losses: np.ndarray) -> tuple[object, .
     onset_step, peak_step = int(steps[reset.onset]), int(steps[peak])
     peak_loss = float(losses[peak])
     return onset_step, peak_step, reset.level, reset.spread, peak_loss, depth, depth / reset.spread, back, reset.ending
+
+
+def _left_in_the_noise(losses: np.ndarray, scan: ResetScan, threshold: ResetThreshold, in_reset: np.ndarray) -> str:
+    """Say how many losses stand out to the eye and are too frequent to be told from noise with a heavy tail."""
+    if math.isinf(threshold.spreads) or threshold.spreads <= SET_ASIDE_SPREADS:
+        return ""
+    with np.errstate(invalid="ignore"):
+        far = (losses - scan.level > SET_ASIDE_SPREADS * scan.spread) & ~in_reset
+    count = int(far.sum())
+    if count < _MANY_FAR:
+        return ""
+    return (
+        f" But {count} more losses are over {SET_ASIDE_SPREADS:g} spreads above their level: too frequent here to be "
+        f"told from noise with a heavy tail, and not counted as resets; see what the level of the loss goes with."
+    )
 
 
 def _answer(

@@ -122,8 +122,9 @@ def read_status_lines(source: str | Path) -> StatusLog:
     rejoined = rejoin(plain)
     lines = [_Line(written=line, said=_said(line)) for line in rejoined.lines]
     kept = _status_only(lines)
+    kept_ids = set(map(id, kept))
     num_other_lines = rejoined.num_other_lines + sum(
-        len(line.written.widths) for line in lines if not any(line is one for one in kept)
+        len(line.written.widths) for line in lines if id(line) not in kept_ids
     )
     _set_cut_ends_apart(kept)
     if not any(line.step is not None for line in kept):

@@ -57,7 +57,7 @@ def read_study(arm_folders: Iterable[str | Path]) -> StudyLog:
         Their tables, arms in the order given.
 
     Raises:
-        ValueError: If there is no arm, a folder holds none, or arms have different buckets.
+        ValueError: If there is no arm, a folder holds none or lacks lines of it, or arms have different buckets.
     """
     arms, steps, micro, scores, looks = [], [], [], [], []
     bounds: set[tuple[int, ...]] = set()
@@ -69,6 +69,11 @@ def read_study(arm_folders: Iterable[str | Path]) -> StudyLog:
         key = {name: arm[name] for name in _KEYS}
         arms.append({**key, **{name: value for name, value in arm.items() if name not in key}})
         rows = _lines(folder / _METRICS)
+        if len(rows) != arm["num_steps"]:
+            raise ValueError(
+                f"{folder / _METRICS} has {len(rows)} steps of {arm['num_steps']}; remove its folder, and the arm is "
+                f"trained again"
+            )
         steps += [{**key, **_step(row)} for row in rows]
         micro += [{**key, **each} for row in rows for each in _micro(row)]
         scores += [{**key, **_score(row)} for row in _lines(folder / _SCORES)]
@@ -86,7 +91,13 @@ def read_study(arm_folders: Iterable[str | Path]) -> StudyLog:
 
 
 def _lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    try:
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({error}); remove its folder, and the arm is trained again") from None
+    if not rows:
+        raise ValueError(f"{file} is empty; remove its folder, and the arm is trained again")
+    return rows
 
 
 def _step(row: dict) -> dict[str, object]:

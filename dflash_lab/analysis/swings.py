@@ -80,8 +80,8 @@ def deviations_from_trend(steps: np.ndarray, losses: np.ndarray) -> np.ndarray:
         losses: Finite numbers (n,).
 
     Returns:
-        float64 (n,): loss minus trend. Its mean is 0. Of fewer values than the trend has numbers, the mean alone is
-        taken.
+        float64 (n,): loss minus trend. Its mean is 0. Of up to 8 values, twice what a cubic has numbers, the mean alone
+        is taken: a curve would follow the values themselves.
     """
     losses = np.asarray(losses, dtype=np.float64)
     if len(losses) <= 2 * (TREND_DEGREE + 1):

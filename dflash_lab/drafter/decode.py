@@ -49,8 +49,8 @@ def speculative_decode(
         max_new_tokens: Tokens a prompt, >= 1, fewer where an end token comes first.
         tree_budget: Nodes of the tree that is verified, the anchor not counted; None verifies the plain block.
         eos_token_id: One or more tokens that end a text; None never ends it early.
-        max_positions: Positions that the target has. A block behind the last tokens reaches up to block_size - 2 past
-            what plain decoding needs; with this it is cut there.
+        max_positions: Positions that the target has; None takes what it says of itself. A block behind the last tokens
+            reaches up to block_size - 2 past what plain decoding needs, and is cut there.
 
     Returns:
         One result a prompt, in order.
@@ -136,7 +136,8 @@ class _Speculation:
         self, target: VerifyingTarget, drafter: Drafter, tree_budget: int | None, max_positions: int | None
     ) -> None:
         self.target, self.drafter = target, drafter
-        self.tree_budget, self.max_positions = tree_budget, max_positions
+        self.tree_budget = tree_budget
+        self.max_positions = target.max_positions if max_positions is None else max_positions
         self.drafter_device = next(drafter.parameters()).device
         self.cache = target.new_cache()
         self.context: DraftContext | None = None

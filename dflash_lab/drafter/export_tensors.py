@@ -141,8 +141,7 @@ def write_folder(path: Path, fields: dict[str, Any], tensors: dict[str, torch.Te
     if path.exists() or path.is_symlink():
         if not overwrite:
             raise ValueError(f"{path} exists; legal: a new path, or overwrite=True")
-        if not (path / CONFIG_FILE).exists():
-            raise ValueError(f"{path} is no folder with {CONFIG_FILE}; legal: only such a folder is overwritten")
+        _check_is_export(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -160,6 +159,21 @@ def write_folder(path: Path, fields: dict[str, Any], tensors: dict[str, torch.Te
         # What stood there is thrown away only once something stands there again.
         if path.exists() or not (aside / "old").exists():
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_is_export(path: Path) -> None:
+    """Refuse to take the place of anything but a drafter's folder: whatever else stands there would be lost."""
+    legal = "legal: only a drafter's folder, and nothing beside it, is overwritten"
+    try:
+        fields = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ValueError(f"{path} is no folder with {CONFIG_FILE} to read; {legal}") from None
+    is_drafter = isinstance(fields, dict) and ("dflash_config" in fields or "speculators_model_type" in fields)
+    if not is_drafter:
+        raise ValueError(f"{path / CONFIG_FILE} is of no drafter; {legal}")
+    others = sorted(entry.name for entry in path.iterdir() if entry.name not in (CONFIG_FILE, WEIGHTS_FILE))
+    if others:
+        raise ValueError(f"{path} holds {others[0]} as well; {legal}")
 
 
 def _put_in_place(new: Path, path: Path, *, old: Path) -> None:

@@ -76,6 +76,8 @@ def lint_export(path: str | os.PathLike[str], target: VerifyingTarget | None = N
     _lint_values(tensors, report)
     if target is not None and EMBEDDING in tensors:
         _lint_embedding(tensors[EMBEDDING], target, report)
+    if target is not None and HEAD in tensors:
+        _lint_head(tensors[HEAD], target, report)
     return report.findings()
 
 
@@ -195,6 +197,8 @@ def _lint_values(tensors: dict[str, StoredTensor], report: _Report) -> None:
             report.add("error", f"{name} is {stored.dtype}", "a floating-point type")
         elif not bool(tensor.isfinite().all()):
             report.add("error", f"{name} has NaN or infinite numbers", "finite numbers")
+        elif name not in TARGET_TENSORS and not bool(tensor.any()):
+            report.add("error", f"every number of {name} is 0", "weights that have trained")
         if name.endswith("norm.weight") and name not in TARGET_TENSORS:
             norms[name] = tensor
     if norms and all(bool((tensor == 1).all()) for tensor in norms.values()):
@@ -215,3 +219,17 @@ def _lint_embedding(stored: StoredTensor, target: VerifyingTarget, report: _Repo
     # bfloat16 keeps 8 binary digits.
     if not torch.allclose(rows, legal, rtol=2**-7, atol=1e-6):
         report.add("error", f"{stored.name} differs from {target.name}'s embedding", "what the target embeds")
+
+
+def _lint_head(stored: StoredTensor, target: VerifyingTarget, report: _Report) -> None:
+    if stored.shape != (target.vocab_size, target.hidden_size):
+        return
+    head = read_tensors({stored.name: stored})[stored.name].float()  # (V, H)
+    states = torch.randn(4, target.hidden_size, generator=torch.Generator().manual_seed(0))  # (4, H)
+    with torch.no_grad():
+        legal = target.lm_head(states.to(target.device, target.dtype)).float().cpu()  # (4, V)
+    mine = states @ head.T
+    # Scales and soft caps of the target's head keep the order of its logits; rounding to bfloat16 moves them little.
+    alike = torch.nn.functional.cosine_similarity(mine, legal, dim=-1)
+    if not bool((alike > 0.98).all()):
+        report.add("error", f"{stored.name} differs from {target.name}'s head", "the target's head")

@@ -32,6 +32,7 @@ class VerifyingTarget(Protocol):
         vocab_size: Number of token ids.
         target_layer_ids: Tapped layers, from 0.
         rope_theta: Base of its rotary positions.
+        max_positions: Most positions that it has; None where it does not say.
         name: For messages.
     """
 
@@ -40,6 +41,7 @@ class VerifyingTarget(Protocol):
     vocab_size: int
     target_layer_ids: tuple[int, ...]
     rope_theta: float
+    max_positions: int | None
     name: str
 
     @property

@@ -172,3 +172,49 @@ def control_ids_of(model: nn.Module, config: Any) -> tuple[int, ...]:
     named = [vars(source).get(name) for source in sources for name in ("pad_token_id", "bos_token_id", "eos_token_id")]
     found = [each for held in named for each in (held if isinstance(held, list | tuple) else [held])]
     return tuple(sorted({int(each) for each in found if each is not None}))
+
+
+# Of many families; each has some of them.
+_DECIDING = (
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "sliding_window",
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "attention_multiplier",
+    "residual_multiplier",
+    "embedding_multiplier",
+    "num_experts_per_tok",
+)
+
+
+def settings_of(config: Any) -> dict[str, object]:
+    """Give the settings of a model that decide what it computes and are no weights, as plain data.
+
+    Args:
+        config: The model's text config.
+    """
+    held = config.to_dict()
+    return {name: _plain(held[name]) for name in _DECIDING if held.get(name) is not None}
+
+
+def max_positions_of(config: Any) -> int | None:
+    """Give the number of positions that a model has; None where its config does not say."""
+    return int(config.max_position_embeddings) if hasattr(config, "max_position_embeddings") else None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(name): _plain(held) for name, held in sorted(value.items())}
+    if isinstance(value, list | tuple):
+        return [_plain(held) for held in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

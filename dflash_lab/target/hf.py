@@ -20,7 +20,9 @@ from dflash_lab.target.architecture import (
     default_target_layer_ids,
     embedding_scale_of,
     layers_of,
+    max_positions_of,
     rope_theta_of,
+    settings_of,
     text_config,
     transformed_logits,
     windows_of,
@@ -76,6 +78,8 @@ class TransformersTarget:
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.rope_theta = rope_theta_of(self._config)
         self.control_ids = control_ids_of(model, self._config)
+        self.max_positions = max_positions_of(self._config)
+        self.settings = settings_of(self._config)
         self.name = name or self._config._name_or_path or type(model).__name__
         self._embedding_scale = embedding_scale_of(model, self._config)
         accepted = inspect.signature(self._decoder.forward).parameters
@@ -234,7 +238,7 @@ class TransformersTarget:
                 f"the batch has the id {low if low < 0 else high}, and {self.name} has a vocabulary of "
                 f"{self.vocab_size}; legal: samples tokenised with the target's own tokenizer"
             )
-        most = self._config.max_position_embeddings if hasattr(self._config, "max_position_embeddings") else None
+        most = self.max_positions
         if most is not None and num_positions > most:
             raise ValueError(
                 f"the batch has {num_positions} positions, and {self.name} has {most}; legal: max_seq_len of at most "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +74,8 @@ class TargetModel(Protocol):
         control_ids: Ids that mean padding, begin or end to it, as far as it says.
         device: Where its embeddings stand.
         dtype: Of its weights and features.
+        max_positions: Most positions that it has; None where it does not say.
+        settings: What beside its weights decides its features, as plain data.
         name: For logs and exports.
         fingerprint: Names its weights.
     """
@@ -83,6 +86,8 @@ class TargetModel(Protocol):
     target_layer_ids: tuple[int, ...]
     rope_theta: float
     control_ids: tuple[int, ...]
+    max_positions: int | None
+    settings: Mapping[str, object]
     name: str
 
     @property

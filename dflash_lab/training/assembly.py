@@ -110,6 +110,45 @@ def check_ids(dataset: PreloadedDataset, target: TargetModel) -> None:
         )
 
 
+def check_positions(plans: Sequence[BatchPlan], target: TargetModel) -> None:
+    """Refuse samples that are longer than the target has positions, before any step is trained.
+
+    Raises:
+        ValueError: Naming the longest sample.
+    """
+    if target.max_positions is None:
+        return
+    for plan in plans:
+        place = int(plan.sample_lengths.argmax())
+        if plan.sample_lengths[place] > target.max_positions:
+            raise ValueError(
+                f"sample {plan.sample_ids[place]} has {plan.sample_lengths[place]} tokens, and {target.name} has "
+                f"{target.max_positions} positions; legal: batching.max_seq_len of at most {target.max_positions}"
+            )
+
+
+def check_has_blocks(dataset: PreloadedDataset, train_ids: np.ndarray) -> tuple[str, ...]:
+    """Refuse samples of which none can open a draft block, and count those that cannot.
+
+    A block needs a supervised token behind another one.
+
+    Returns:
+        Notices.
+
+    Raises:
+        ValueError: If no sample has two supervised tokens.
+    """
+    without = int((dataset.loss_tokens[train_ids] < 2).sum())
+    if without == len(train_ids):
+        raise ValueError(
+            f"none of the {len(train_ids):,} samples of {dataset.report.name} has two supervised tokens, which a draft "
+            f"block needs; legal: some do"
+        )
+    if not without:
+        return ()
+    return (f"{without:,} of {len(train_ids):,} samples have fewer than two supervised tokens: no block opens in them",)
+
+
 def make_optimizer(drafter: Drafter, config: RunConfig) -> torch.optim.AdamW:
     """Give AdamW over the drafter's weights; matrices decay, norms never do."""
     matrices = [parameter for parameter in drafter.parameters() if parameter.ndim > 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -74,8 +75,8 @@ def save_checkpoint(
 ) -> Path:
     """Save a run at an optimizer step.
 
-    All files are written into a folder aside, with `state.json`, which lists their sizes, as the last, and the folder
-    is renamed whole.
+    All files are written into a folder aside, with `state.json`, which lists their sizes and digests, as the last, and
+    the folder is renamed whole.
 
     Args:
         run_dir: The run's folder.
@@ -88,10 +89,11 @@ def save_checkpoint(
         The checkpoint's folder.
 
     Raises:
-        WeightsNotFinite: If a weight is NaN or infinite; nothing is written.
+        WeightsNotFinite: If a weight or a moment is NaN or infinite; nothing is written.
     """
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
-    for name, tensor in weights.items():
+    moments = _moments(drafter, optimizer)
+    for name, tensor in (weights | moments).items():
         if not torch.isfinite(tensor).all():
             raise WeightsNotFinite(
                 f"{name} has a NaN or an infinity at step {state.step}; the checkpoint is not written"
@@ -103,11 +105,11 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     save_file(weights, partial / WEIGHTS)
-    save_file(_moments(drafter, optimizer), partial / OPTIMIZER)
+    save_file(moments, partial / OPTIMIZER)
     files = {}
     for name in (WEIGHTS, OPTIMIZER):
         sync_file(partial / name)
-        files[name] = (partial / name).stat().st_size
+        files[name] = {"bytes": (partial / name).stat().st_size, "sha256": _digest(partial / name)}
     write_json(partial / STATE, {"state": asdict(state), "identity": dict(identity), "files": files})
     if folder.exists():
         # Written again by a run that went back: the old one goes aside first, and only then goes for good.
@@ -143,23 +145,41 @@ def find_checkpoint(run_dir: Path, *, at_most: int | None = None) -> FoundCheckp
     return None
 
 
-def why_incomplete(folder: Path) -> str | None:
-    """Say what a checkpoint's folder lacks; None if it is complete."""
+def why_incomplete(folder: Path, *, read_all: bool = True) -> str | None:
+    """Say what a checkpoint's folder lacks; None if it is complete and holds what was written.
+
+    Args:
+        folder: The checkpoint.
+        read_all: Compare the content of files as well, not only their sizes.
+    """
     try:
         held = json.loads((folder / STATE).read_text())
-        files = dict(held["files"])
-        RunState(**held["state"])
+        files = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in held["files"].items()}
+        state = RunState(**held["state"])
     except FileNotFoundError:
         return f"{STATE} is missing"
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{STATE} cannot be read ({error})"
     for name in (WEIGHTS, OPTIMIZER):
         if not (folder / name).exists():
             return f"{name} is missing"
-        size = (folder / name).stat().st_size
-        if size != files.get(name):
-            return f"{name} has {size} bytes of {files.get(name)}"
+        if name not in files:
+            return f"{STATE} does not list {name}"
+        size, digest = files[name]
+        found = (folder / name).stat().st_size
+        if found != size:
+            return f"{name} has {found} bytes of {size}"
+        if read_all and _digest(folder / name) != digest:
+            return f"{name} is not what was written"
+    match = _NAME.fullmatch(folder.name)
+    if match and int(match[1]) != state.step:
+        return f"{STATE} is of step {state.step}"
     return None
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_state(folder: Path) -> tuple[RunState, dict[str, object]]:
@@ -191,7 +211,9 @@ def load_weights(folder: Path, drafter: nn.Module, optimizer: torch.optim.Optimi
 
 def prune_checkpoints(run_dir: Path, *, keep: int, best_step: int | None) -> None:
     """Remove complete checkpoints but the newest `keep` and the best; incomplete ones stay for whoever looks."""
-    complete = [(step, folder) for step, folder in checkpoint_folders(run_dir) if why_incomplete(folder) is None]
+    complete = [
+        (step, folder) for step, folder in checkpoint_folders(run_dir) if why_incomplete(folder, read_all=False) is None
+    ]
     for step, folder in complete[:-keep]:
         if step != best_step:
             # Taken out of sight first: half a folder must not look like a checkpoint.

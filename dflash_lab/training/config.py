@@ -114,7 +114,7 @@ class RunConfig:
         Raises:
             ValueError: If a name is unknown, naming the nearest one, or a value is not legal.
         """
-        return _read(cls, values, "")
+        return _read(cls, _plain(values), "")
 
     def replace(self, changes: Mapping[str, object]) -> RunConfig:
         """Give a config with some values changed.
@@ -127,6 +127,10 @@ class RunConfig:
             ValueError: As `from_dict`.
         """
         values = self.to_dict()
+        for dotted in changes:
+            whole = next((name for name in changes if dotted.startswith(f"{name}.")), None)
+            if whole is not None:
+                raise ValueError(f"changes has {whole} as a whole and {dotted}; legal: one of the two")
         for dotted, value in changes.items():
             *parts, last = dotted.split(".")
             inside: typing.Any = values
@@ -181,7 +185,7 @@ def _plain(value: object) -> typing.Any:
         return {name: _plain(held) for name, held in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(held) for held in value]
-    # Bounds may come as numpy numbers.
+    # Numbers may come as numpy's.
     return value.item() if hasattr(value, "item") else value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from dflash_lab.training.audit import NOT_CHECKED, audit_checkpoint
 from dflash_lab.training.checkpoint import checkpoint_folders
 from dflash_lab.training.config import RunConfig
 from dflash_lab.training.explore_step import explore_step
+from dflash_lab.training.files import read_json
 from dflash_lab.training.replay import replay_step
 from dflash_lab.training.replayed import StepReplay
 from dflash_lab.training.run_log import CONFIG, MANIFEST, SAVES, read_lines
@@ -83,6 +83,8 @@ class RunDiagnosis:
             self.resets.answer,
             self.attribution.answer,
         ]
+        if self.notes:
+            parts.append("Of the log: " + "; ".join(self.notes) + ".")
         if self.schedule is not None:
             wrong = [found for found in self.schedule.findings if found.severity != NOT_CHECKED]
             said = "; ".join(f"{found.where}: {found.what}" for found in wrong)
@@ -173,7 +175,7 @@ def diagnose_run(
     if folder is not None:
         known, saves, notes = _of_folder(folder)
         given = {name: known.get(name) if value is None else value for name, value in given.items()}
-        log = replace(log, notes=(*log.notes, *notes))
+        log = replace(log, notes=(*log.notes, *notes, *_gaps(log.table)))
     is_text = isinstance(run, str) and ("\n" in run or "\r" in run or "step=" in run)
     name = "pasted lines" if is_text else Path(run).resolve().stem
     return _diagnosed(name, log, given, plans, folder, saves, false_alarms_per_1000_steps, seed)
@@ -272,14 +274,33 @@ def _crosses_epochs(sizes: list[int], accumulation: int, total_steps: int | None
     return crosses_epochs(sizes + sizes[-1:] * missing, accumulation, total_steps)
 
 
+def _gaps(table: Any) -> list[str]:
+    """Say what a log of ours lacks, or contradicts itself in."""
+    found = []
+    steps = table["step"]
+    missing = int(steps.max() - steps.min() + 1 - len(steps))
+    if missing:
+        found.append(f"the log lacks {missing:,} of the steps {steps.min():,} to {steps.max():,}")
+    if {"epoch", "progress"} <= set(table.columns):
+        # A step that ends an epoch has its number and the next one's progress.
+        wrong = table.filter((table["progress"] < table["epoch"]) | (table["progress"] > table["epoch"] + 1))
+        if len(wrong):
+            row = wrong.row(0, named=True)
+            found.append(
+                f"the epoch counter is wrong at {len(wrong):,} steps: at step {row['step']:,} it says {row['epoch']}, "
+                f"and {row['progress']:.3f} epochs are trained"
+            )
+    return found
+
+
 def _data_name(folder: Path, otherwise: str) -> str:
     if (folder / ARGUMENTS).is_file():
         # Chats were tokenised into a store of another name; what a target wrote itself has none.
-        given = json.loads((folder / ARGUMENTS).read_text(encoding="utf-8"))
+        given = read_json(folder / ARGUMENTS)
         return Path(given["data_path"]).name or f"the built-in corpus, target {Path(given['target']).name}"
     if not (folder / MANIFEST).is_file():
         return otherwise
-    name = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["data"]["name"]
+    name = read_json(folder / MANIFEST)["data"]["name"]
     return Path(name).name or otherwise
 
 
@@ -287,8 +308,8 @@ def _of_folder(folder: Path) -> tuple[dict[str, int], list[int] | None, list[str
     """Give what the folder knows of its run, the steps of its saves or None, and notes."""
     if not (folder / CONFIG).is_file() or not (folder / MANIFEST).is_file():
         return {}, None, [f"{folder.name} has no {CONFIG} or no {MANIFEST}: only its log is read"]
-    config = RunConfig.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    config = RunConfig.from_dict(read_json(folder / CONFIG))
+    manifest = read_json(folder / MANIFEST)
     sizes = manifest["identity"]["batches_per_epoch"]
     known = {
         "total_steps": int(manifest["total_steps"]),

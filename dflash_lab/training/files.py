@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 LOCK = ".lock"
 
@@ -75,3 +76,16 @@ def sync_file(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is damaged, naming it.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON that can be read: {error}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.training.files import write_json
+from dflash_lab.training.files import read_json, write_json
 from dflash_lab.training.run_log import MANIFEST
 
 _PACKAGES = ("dflash-lab", "torch", "numpy", "transformers", "safetensors")
@@ -76,4 +75,4 @@ def write_manifest(
 
 
 def _earlier_sessions(file: Path) -> list[object]:
-    return json.loads(file.read_text(encoding="utf-8"))["sessions"] if file.exists() else []
+    return read_json(file)["sessions"] if file.exists() else []

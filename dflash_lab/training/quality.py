@@ -21,6 +21,7 @@ from dflash_lab.drafter import (
     predicted_speed_up,
     speculative_decode,
 )
+from dflash_lab.drafter.verifying import disagreements
 from dflash_lab.target import TransformersTarget
 from dflash_lab.training.assembly import plan_samples
 from dflash_lab.training.config import RunConfig
@@ -133,8 +134,20 @@ def evaluate_drafter(
         Counts and accepted lengths. The same samples and settings give the same blocks every time.
 
     Raises:
-        ValueError: If no block has a scored slot.
+        ValueError: If no block has a scored slot; the drafter is of another target or block size; or the ids are none.
     """
+    sample_ids = _checked_ids(sample_ids, len(dataset))
+    wrong = disagreements(drafter.config, target)
+    wrong |= (
+        {}
+        if drafter.config.block_size == config.drafter.block_size
+        else {"block_size": (drafter.config.block_size, config.drafter.block_size)}
+    )
+    if wrong:
+        name, (own, other) = next(iter(wrong.items()))
+        raise ValueError(f"{name} of the drafter is {own}, and that of target and settings is {other}; legal: the same")
+    if isinstance(tree_blocks, bool) or not isinstance(tree_blocks, int) or tree_blocks < 1:
+        raise ValueError(f"tree_blocks is {tree_blocks!r}; legal: a whole number >= 1")
     plan = plan_samples(dataset, sample_ids, config.batching, epoch=0)
     a_batch = -(-tree_blocks // max(1, len(plan)))
     scores = BlockScores.none(config.drafter.block_size)
@@ -165,6 +178,17 @@ def evaluate_drafter(
         scores=scores,
         trees=trees,
     )
+
+
+def _checked_ids(sample_ids: object, num_samples: int) -> np.ndarray:
+    ids = np.asarray(sample_ids)
+    is_whole = ids.ndim == 1 and len(ids) > 0 and np.issubdtype(ids.dtype, np.integer)
+    if not is_whole or ids.min() < 0 or ids.max() >= num_samples or (np.diff(ids) <= 0).any():
+        raise ValueError(
+            f"sample_ids has the shape {ids.shape} and dtype {ids.dtype}; legal: at least one whole number in "
+            f"[0, {num_samples}), each larger than the one before"
+        )
+    return ids.astype(np.int64)
 
 
 def decode_both_ways(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from dflash_lab.target import TargetFeatures, TargetForwardLoops, TargetModel
 from dflash_lab.training.assembly import choose_devices, drafter_config, make_optimizer, plan_samples, split_samples
 from dflash_lab.training.checkpoint import WEIGHTS, find_checkpoint, load_weights, read_state, why_incomplete
 from dflash_lab.training.config import RunConfig, first_difference
+from dflash_lab.training.files import read_json
 from dflash_lab.training.ledger import LedgerStep, read_ledger
 from dflash_lab.training.loop import DrafterTrainLoop
 from dflash_lab.training.manifest import code_fingerprint
@@ -68,6 +68,10 @@ def replay_step(
     for name, mine in (("data", dataset.fingerprint), ("target", target.fingerprint)):
         if mine != identity[name]:
             raise ValueError(f"the {name} has the fingerprint {mine}, and that of {run_dir} has {identity[name]}")
+    of_target = {"target_layer_ids": list(target.target_layer_ids), "target_settings": dict(target.settings)}
+    differs = first_difference(of_target, {name: identity[name] for name in of_target})
+    if differs is not None:
+        raise ValueError(f"the target is not that of {run_dir}: now {differs}")
     config = RunConfig.from_dict(_read(run_dir / CONFIG))
     difference = first_difference(config.identity, identity["config"])
     if difference is not None:
@@ -282,4 +286,4 @@ def _span(steps: Mapping[int, object]) -> str:
 def _read(file: Path) -> Any:
     if not file.exists():
         raise ValueError(f"{file.parent} holds no run: there is no {file.name}")
-    return json.loads(file.read_text(encoding="utf-8"))
+    return read_json(file)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dflash_lab.training.checkpoint import CHECKPOINTS, RunState, find_checkpoint, read_state, why_incomplete
 from dflash_lab.training.config import first_difference
+from dflash_lab.training.manifest import code_fingerprint
 from dflash_lab.training.run_log import MANIFEST, METRICS
 
 MODES = ("auto", "never", "must")
@@ -78,6 +79,8 @@ def _resume(run_dir: Path, identity: Mapping[str, object], checkpoint: Path, not
     state, before = read_state(checkpoint)
     _refuse_another_run(run_dir, identity, before)
     notices.append(f"going on from {checkpoint.name}: epoch {state.epoch}, {state.batch} batches of it trained")
+    if _last_code(run_dir) not in (None, code_fingerprint()):
+        notices.append("earlier steps ran other code of dflash_lab: the weights need not be those of one session")
     return Resume(checkpoint=checkpoint, state=state, notices=tuple(notices))
 
 
@@ -90,6 +93,13 @@ def _identity_of(run_dir: Path) -> Mapping[str, object] | None:
     try:
         return json.loads((run_dir / MANIFEST).read_text(encoding="utf-8"))["identity"]
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_code(run_dir: Path) -> str | None:
+    try:
+        return json.loads((run_dir / MANIFEST).read_text(encoding="utf-8"))["sessions"][-1]["code"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
 
 

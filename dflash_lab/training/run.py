@@ -65,6 +65,8 @@ def train_drafter(
             names the setting that differs.
         TooManySkippedSteps: If `config.optimizer.max_skipped_in_a_row` steps in a row were not finite.
     """
+    # Numbers of numpy become plain ones, as the settings on the disk are.
+    config = RunConfig.from_dict(config.to_dict())
     devices = choose_devices(device, target_devices, drafter_device, num_target_loops=config.pipeline.num_target_loops)
     run = Session(config, dataset, validation, target, Path(run_dir), devices, on_step, on_status)
     resume_from = find_resume(run.run_dir, run.identity, resume=resume)

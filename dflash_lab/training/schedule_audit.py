@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from dflash_lab.training.audit import NOT_CHECKED, Finding
 from dflash_lab.training.checkpoint import find_checkpoint, read_state
 from dflash_lab.training.checkpoint_files import read_content
 from dflash_lab.training.config import RunConfig, first_difference
+from dflash_lab.training.files import read_json
 from dflash_lab.training.presets import PRESETS
 from dflash_lab.training.run_log import CONFIG, MANIFEST, METRICS
 from dflash_lab.training.schedule_faults import Curve, curve_findings
@@ -93,8 +93,8 @@ def _audit_folder(run_dir: Path, expected: ScheduleConfig | None, accumulation: 
     for name in (CONFIG, MANIFEST, METRICS):
         if not (run_dir / name).is_file():
             raise ValueError(f"{run_dir} holds no run: there is no {name}")
-    config = RunConfig.from_dict(json.loads((run_dir / CONFIG).read_text(encoding="utf-8")))
-    manifest = json.loads((run_dir / MANIFEST).read_text(encoding="utf-8"))
+    config = RunConfig.from_dict(read_json(run_dir / CONFIG))
+    manifest = read_json(run_dir / MANIFEST)
     table = read_run(run_dir)
     applied = read_applied(table)
     findings = list(_identity_findings(run_dir, config, manifest))

@@ -9,12 +9,23 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from dflash_lab.batching import BatchPlan
 from dflash_lab.data import PreloadedDataset
 from dflash_lab.drafter import Drafter
 from dflash_lab.feed import BatchPrefetcher
 from dflash_lab.target import TargetForwardLoops, TargetModel
-from dflash_lab.training.assembly import Devices, check_ids, drafter_config, make_optimizer, plan_samples, split_samples
+from dflash_lab.training.assembly import (
+    Devices,
+    check_has_blocks,
+    check_ids,
+    check_positions,
+    drafter_config,
+    make_optimizer,
+    plan_samples,
+    split_samples,
+)
 from dflash_lab.training.checkpoint import (
     RunState,
     WeightsNotFinite,
@@ -106,10 +117,12 @@ class Session:
         if validation is not None:
             check_ids(validation, target)
         self.split = split_samples(dataset, validation, config)
+        self.notices = check_has_blocks(dataset, self.split.train_ids)
         whole = [
             plan_samples(dataset, self.split.train_ids, config.batching, epoch=epoch) for epoch in range(config.epochs)
         ]
         self.plans = [_own_part(plan) for plan in whole]
+        check_positions(self.plans, target)
         self.course = Course(tuple(map(len, self.plans)), config.accumulation, config.max_steps)
         self.schedule = ScheduleConfig.of(config.optimizer, config.noise, self.course.total_steps)
         self.identity = {
@@ -120,6 +133,8 @@ class Session:
             "plans": [plan.fingerprint for plan in whole],
             "batches_per_epoch": list(self.course.batches_per_epoch),
             "target": target.fingerprint,
+            "target_layer_ids": list(target.target_layer_ids),
+            "target_settings": dict(target.settings),
             "ranks": num_ranks(),
         }
 
@@ -129,6 +144,10 @@ class Session:
         Args:
             resume: Where to go on; None to begin.
         """
+        with torch.enable_grad():
+            return self._go(resume)
+
+    def _go(self, resume: Resume | None) -> RunResult:
         begin = time.perf_counter()
         self._assemble(resume)
         rank = this_rank()
@@ -189,6 +208,8 @@ class Session:
             self.state = dataclasses.replace(resume.state, session=resume.state.session + 1)
             for notice in resume.notices:
                 self.on_status(notice)
+        for notice in self.notices:
+            self.on_status(notice)
         self.targets = [self.target.to(device) for device in self.devices.targets]
         self.loop = DrafterTrainLoop(
             drafter,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from dflash_lab.target import AnswerSettings, NamedTarget, TransformersTarget, a
 from dflash_lab.training.assembly import Split, choose_devices, drafter_config, split_samples
 from dflash_lab.training.checkpoint import find_checkpoint, load_weights, read_state
 from dflash_lab.training.config import RunConfig
-from dflash_lab.training.files import write_json
+from dflash_lab.training.files import read_json, write_json
 from dflash_lab.training.run import train_drafter
 from dflash_lab.training.session import RunResult
 
@@ -196,7 +195,7 @@ def open_short_run(run_dir: str | Path, *, device: str = "auto") -> ShortRun:
     folder = user_path(run_dir, name="run_dir")
     if not (folder / ARGUMENTS).is_file():
         raise ValueError(f"{folder} has no {ARGUMENTS}; legal: the folder of a run that short_run made")
-    settings = ShortRunSettings(**json.loads((folder / ARGUMENTS).read_text(encoding="utf-8")))
+    settings = ShortRunSettings(**read_json(folder / ARGUMENTS))
     found = find_checkpoint(folder)
     if found is None:
         raise ValueError(f"{folder} holds no complete checkpoint; legal: a run that was saved at least once")

@@ -89,7 +89,7 @@ class HeldOutScorer:
             max_blocks: Most blocks; they are spread evenly over the first batch that has some.
 
         Returns:
-            The sums, or None where no batch has a block.
+            The sums, or None where no batch has a block, or the drafter gives no finite numbers.
         """
         was_training = self._drafter.training
         self._drafter.eval()
@@ -98,6 +98,9 @@ class HeldOutScorer:
                 for features in window:
                     drafted = self._micro_batch.draft(features)
                     if len(drafted.blocks):
+                        # A step that diverged ends the run by its loss; trees only look on.
+                        if not bool(drafted.hidden.isfinite().all()):
+                            return None
                         return trees_of(drafted, self._target, max_blocks=max_blocks)
         finally:
             self._drafter.train(was_training)

@@ -283,3 +283,13 @@ def test_what_is_refused(table: pl.DataFrame, settings: dict, message: str) -> N
     with pytest.raises(ValueError) as error:
         analysis.loss_resets(table, **settings)
     assert str(error.value) == message
+
+
+def test_jumps_that_are_too_frequent_to_be_resets_are_not_passed_over_in_silence():
+    rng = np.random.default_rng(0)
+    losses = 1 + 2 * np.exp(-np.arange(1_200) / 800) + 0.03 * rng.standard_normal(1_200)
+    losses[rng.choice(np.arange(60, 1_200), 40, replace=False)] += 0.4
+    found = analysis.loss_resets(pl.DataFrame({"step": np.arange(1, 1_201), "loss": losses}))
+    assert (
+        "more losses are over 8 spreads above their level: too frequent here" in found.answer or len(found.table) > 30
+    )

@@ -454,7 +454,7 @@ def test_broken_shards_are_named(tmp_path):
     ("spoil", "message"),
     [
         (lambda tensors: tensors.pop("layers.1.mlp.up_proj.weight"), "lacks 1 tensors: layers.1.mlp.up_proj.weight"),
-        (lambda tensors: tensors.update({"d2t": torch.zeros(3)}), "tensors that a drafter does not have: d2t"),
+        (lambda tensors: tensors.update({"d2t": torch.ones(3)}), "tensors that a drafter does not have: d2t"),
         (
             lambda tensors: tensors.update({"layers.2.input_layernorm.weight": torch.ones(12)}),
             "does not have: layers.2.input_layernorm.weight",
@@ -525,9 +525,15 @@ def test_numbers_that_overflow_in_the_exports_dtype_are_refused(tmp_path):
 
 def test_a_folder_is_replaced_whole_and_only_if_asked(tmp_path):
     folder = export_drafter(make_drafter(), tmp_path / "deep/out", dtype="float32")
-    (folder / "left_over.txt").write_text("x")
     with pytest.raises(ValueError, match="exists; legal: a new path, or overwrite=True"):
         export_drafter(make_drafter(1), folder)
+    (folder / "notes.txt").write_text("x")
+    with pytest.raises(
+        ValueError, match="out holds notes.txt as well; legal: only a drafter's folder, and nothing beside"
+    ):
+        export_drafter(make_drafter(1), folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "x"
+    (folder / "notes.txt").unlink()
     export_drafter(make_drafter(1), folder, dtype="float32", overwrite=True)
     assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
     assert torch.equal(load_drafter(folder).state_dict()["fc.weight"], make_tensors(1)["fc.weight"])
@@ -535,6 +541,10 @@ def test_a_folder_is_replaced_whole_and_only_if_asked(tmp_path):
     other = tmp_path / "photos"
     other.mkdir()
     with pytest.raises(ValueError, match="is no folder with config.json"):
+        export_drafter(make_drafter(), other, overwrite=True)
+    # A run's folder and a target's have settings of that name, too.
+    (other / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match="config.json is of no drafter"):
         export_drafter(make_drafter(), other, overwrite=True)
 
 

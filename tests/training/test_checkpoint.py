@@ -139,3 +139,30 @@ def test_a_state_that_is_no_json_is_incomplete(tmp_path):
     folder = save(tmp_path, 1)
     (folder / STATE).write_text(json.dumps({"state": {"unknown": 1}, "files": {}}))
     assert find_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER])
+def test_a_file_of_the_same_size_with_other_bytes_is_passed_over(tmp_path, name):
+    save(tmp_path, 1)
+    newer = save(tmp_path, 2)
+    held = bytearray((newer / name).read_bytes())
+    held[len(held) // 2 :] = bytes(len(held) - len(held) // 2)
+    (newer / name).write_bytes(held)
+    found = find_checkpoint(tmp_path)
+    assert found.step == 1 and found.passed_over == (f"step-00000002: {name} is not what was written",)
+
+
+def test_a_state_of_another_step_is_passed_over(tmp_path):
+    save(tmp_path, 1)
+    newer = save(tmp_path, 2)
+    held = json.loads((newer / STATE).read_text())
+    held["state"]["step"] = 7
+    (newer / STATE).write_text(json.dumps(held))
+    assert find_checkpoint(tmp_path).passed_over == ("step-00000002: state.json is of step 7",)
+
+
+def test_moments_that_are_not_finite_are_never_saved(tmp_path):
+    model, optimizer, _ = trained()
+    optimizer.state[model[0].weight]["exp_avg"][0, 0] = float("inf")
+    with pytest.raises(WeightsNotFinite, match=r"0.weight.exp_avg has a NaN or an infinity at step 2"):
+        save_checkpoint(tmp_path, model, optimizer, RunState(step=2), {})

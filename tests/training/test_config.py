@@ -186,3 +186,9 @@ def test_a_part_given_as_a_mapping_keeps_what_it_does_not_name():
     assert changed == config.replace({"loss.kind": "dpace"}) and changed.loss.gamma == 3.0
     with pytest.raises(ValueError, match="loss.gama is not a setting"):
         config.replace({"loss": {"gama": 3.0}})
+
+
+def test_a_part_and_a_value_of_it_at_once_are_refused():
+    for changes in ({"loss": {"gamma": 3.0}, "loss.gamma": 4.0}, {"loss.gamma": 4.0, "loss": {"gamma": 3.0}}):
+        with pytest.raises(ValueError, match="changes has loss as a whole and loss.gamma; legal: one of the two"):
+            RunConfig.preset("tiny", changes)

@@ -302,3 +302,48 @@ def test_features_that_are_not_finite_are_skipped_where_trees_would_be_scored(tr
     # Held-out batches have these numbers as well.
     assert scores and all(line["loss"] is None and line["tau"] >= 1 for line in scores)
     assert [len(budgets) > 0 for budgets in table["tree_budgets"].to_list()] == [False] + [True] * (len(table) - 1)
+
+
+@pytest.mark.parametrize("change", [{"target_layer_ids": (0, 1, 3)}, {"settings": {"rms_norm_eps": 0.1}}])
+def test_a_run_does_not_go_on_with_a_target_that_computes_otherwise(train, target, dataset, tmp_path, change):
+    train(tmp_path / "run", max_steps=3)
+    other = type("Other", (type(target),), change)()
+    with pytest.raises(ValueError, match=f"holds another run: now target_{next(iter(change)).removeprefix('target_')}"):
+        train(tmp_path / "run", target=other, max_steps=3)
+    with pytest.raises(ValueError, match="the target is not that of"):
+        training.replay_step(tmp_path / "run", 2, dataset, other, device="cpu")
+
+
+def test_samples_past_the_targets_positions_stop_a_run_before_its_first_step(train, target, tmp_path):
+    short = type("Short", (type(target),), {"max_positions": 40})()
+    with pytest.raises(
+        ValueError, match=r"has \d+ tokens, and random has 40 positions; legal: batching.max_seq_len of"
+    ):
+        train(tmp_path / "run", target=short)
+    assert not (tmp_path / "run").exists()
+
+
+def test_samples_in_which_no_block_opens_are_refused_or_counted(train, tmp_path):
+    barren = [{"input_ids": list(range(1, 13)), "loss_mask": [0] * 11 + [1]}] * 20
+    with pytest.raises(ValueError, match=r"none of the \d+ samples of .* has two supervised tokens"):
+        train(tmp_path / "run", dataset=data.PreloadedDataset.from_rows(barren), **{"validation.share": 0.1})
+    fruitful = [{"input_ids": list(range(1, 13)), "loss_mask": [0] * 4 + [1] * 8}] * 20
+    said = []
+    mixed = data.PreloadedDataset.from_rows(barren + fruitful)
+    train(tmp_path / "run", dataset=mixed, on_status=said.append, epochs=1)
+    assert any("have fewer than two supervised tokens: no block opens in them" in line for line in said)
+
+
+def test_numpy_numbers_and_a_caller_without_gradients_do_no_harm(train, tiny_run, dataset, target, tmp_path):
+    plain = train(tmp_path / "plain", max_steps=2)
+    numbers = {"drafter.block_size": np.int64(tiny_run.make_config().drafter.block_size), "max_steps": np.int32(2)}
+    with torch.no_grad():
+        result = train(tmp_path / "numpy", **numbers)
+    for name, tensor in plain.drafter.state_dict().items():
+        assert torch.equal(tensor, result.drafter.state_dict()[name])
+
+
+def test_a_step_that_diverges_ends_the_run_by_its_loss_not_by_its_trees(train, tmp_path):
+    wild = {"optimizer.learning_rate": 1e20, "optimizer.max_grad_norm": None, "log.tree_every_steps": 1}
+    with pytest.raises((training.TooManySkippedSteps, training.WeightsNotFinite)):
+        train(tmp_path / "run", **wild, **{"validation.every_steps": None})

@@ -1,5 +1,6 @@
 """Each fault of a schedule is planted in a log, and named; what is as planned has no finding."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -252,6 +253,10 @@ def test_betas_that_the_moments_refute(run_dir):
         "norm.weight.step": torch.tensor(1.0),
     }  # fmt: skip
     save_file(moments, checkpoint / "optimizer.safetensors")
+    state = json.loads((checkpoint / "state.json").read_text())
+    written = (checkpoint / "optimizer.safetensors").read_bytes()
+    state["files"]["optimizer.safetensors"] = {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    (checkpoint / "state.json").write_text(json.dumps(state))
     (what,) = found(run_dir, "optimizer.betas")
     assert what == (
         "betas are 0.9/0.95 in the settings, and the moments of norm.weight were made with others: a squared mean is "

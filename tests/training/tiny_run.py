@@ -38,6 +38,7 @@ class RandomTarget:
     hidden_size, num_layers, vocab_size, rope_theta = 32, 4, 64, 10_000.0
     target_layer_ids = (0, 1, 2)
     control_ids = (0,)
+    max_positions, settings = None, {}
     dtype = torch.float32
 
     def __init__(self, seed=0, device="cpu"):
