@@ -244,7 +244,8 @@ class _Opened:
     @property
     def name(self) -> str:
         validation = "" if self.validation is None else self.validation.fingerprint
-        made_of = [self.config.identity, self.train.fingerprint, validation, self.target.fingerprint]
+        target = [self.target.fingerprint, list(self.target.target_layer_ids), self.target.settings]
+        made_of = [self.config.identity, self.train.fingerprint, validation, target]
         label = Path(self.settings.target).name or "run"
         return f"{label}-{key_of(made_of)[:8]}"
 
